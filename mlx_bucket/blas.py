@@ -1,0 +1,53 @@
+"""A fast BLAS for MLX on the CPU.
+
+The CPU build of MLX for Linux ships the reference BLAS (about 3 GFLOP/s in float32). Loading MKL
+with its symbols made global, before MLX is imported, lets MLX resolve to MKL instead: fifty times
+the rate. Nothing happens on macOS, which has Accelerate, nor where MLX has a CUDA backend.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import platform
+import sys
+
+CUDA_BACKENDS = ("mlx-cuda-12", "mlx-cuda-13", "mlx-cuda")
+
+
+def preload() -> None:
+    """Load MKL for MLX's CPU backend; must run before the first import of ``mlx.core``."""
+    if "mlx.core" not in sys.modules and _mlx_wants_mkl() and (library := _mkl_library()):
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+
+
+def name() -> str:
+    """The BLAS that MLX's CPU backend uses in this process: Accelerate, MKL or reference."""
+    if sys.platform == "darwin":
+        return "Accelerate"
+    return "MKL" if _mkl_is_loaded() else "reference"
+
+
+def _mlx_wants_mkl() -> bool:
+    on_linux_x86 = sys.platform == "linux" and platform.machine() == "x86_64"
+    return on_linux_x86 and not any(map(_is_installed, CUDA_BACKENDS))
+
+
+def _is_installed(distribution: str) -> bool:
+    return next(iter(importlib.metadata.distributions(name=distribution)), None) is not None
+
+
+def _mkl_library() -> str | None:
+    """Path of MKL's single dynamic library, or None where the ``mkl`` package is absent."""
+    if not _is_installed("mkl"):
+        return None
+    files = importlib.metadata.files("mkl") or []
+    return next((str(f.locate()) for f in files if f.name.startswith("libmkl_rt.so")), None)
+
+
+def _mkl_is_loaded() -> bool:
+    try:
+        # A symbol that is visible process-wide is one that MLX resolved to as well.
+        return hasattr(ctypes.CDLL(None), "mkl_get_version")
+    except OSError:
+        return False

@@ -1,0 +1,242 @@
+"""The public task: one label per text, with its probability.
+
+A ``Classifier`` binds a model to labels. ``score`` runs a window of texts, ``decide`` turns scores
+into answers, calibrated over all windows if so wished; ``classify`` is the one after the other.
+The invariant: one answer per text, in the texts' order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from time import perf_counter
+from typing import Literal
+
+import numpy as np
+
+from mlx_bucket.decisions import Answer, RowScores, answers, calibrated_answers, label_means
+from mlx_bucket.device import current_device, resolve_dtype, wire_memory
+from mlx_bucket.engine import Scores, Work, make_scorer, run_plan, run_prefix
+from mlx_bucket.errors import RowError, UsageError
+from mlx_bucket.labels import Decision, LabelScores
+from mlx_bucket.launch import DEFAULT_LAUNCH_COST, WORTH_MEASURING, measured_times
+from mlx_bucket.memory import model_shape, token_budget
+from mlx_bucket.planning import Bucket
+from mlx_bucket.prefix import PrefixCache
+from mlx_bucket.sources import DEFAULT_PRESET, resolve
+from mlx_bucket.weights import LoadedModel, convert, load
+from mlx_bucket.windows import PlanSettings, Window, build_task, prepare
+
+NON_FINITE = RowError(
+    "The model gave a score that is not a finite number for this text; run it in float32 "
+    "(--dtype float32), and check the weights with mlx-bucket cache verify."
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a classifier decides and batches.
+
+    ``decision``: ``exact`` finds the likeliest label, ``greedy`` follows the likeliest token.
+    ``calibrate``: ``batch`` subtracts each label's mean log-probability over the job.
+    ``probabilities``: give every label's. ``label_mass``: give the labels' share of the vocabulary.
+    ``batch_size``: fixed buckets instead of planned ones. ``token_budget``: tokens a bucket may
+    forward. ``launch_cost``: tokens that a bucket more is worth; measured if None.
+    ``truncate``: cut the end of a text that is longer than the model's context.
+    """
+
+    decision: Decision = "exact"
+    calibrate: Literal["none", "batch"] = "none"
+    probabilities: bool = False
+    label_mass: bool = False
+    batch_size: int | None = None
+    token_budget: int | None = None
+    launch_cost: int | None = None
+    truncate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.decision == "greedy" and (self.calibrate != "none" or self.probabilities):
+            raise UsageError(
+                "A greedy decision scores only the labels on its way, so it can neither be "
+                "calibrated nor give every label's probability; use the exact decision for that."
+            )
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether every label's score is needed, not only the best two."""
+        return self.probabilities or self.calibrate != "none"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run did, summed over its windows. Work is counted; tokens are those of prompts.
+
+    ``needed_tokens``: the suffixes of the distinct prompts, and the shared prefix once a window.
+    """
+
+    rows: int = 0
+    errors: int = 0
+    buckets: int = 0
+    prompt_tokens: int = 0
+    needed_tokens: int = 0
+    saved_by_dedup: int = 0
+    saved_by_prefix: int = 0
+    tokenise_seconds: float = 0.0
+    plan_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    work: Work = field(default_factory=Work)
+
+    def __add__(self, other: Report) -> Report:
+        return Report(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+class Classifier:
+    """A model bound to labels, ready to classify texts.
+
+    ``model`` is a preset's name, a local folder, a ``.gguf`` file, a hub id, or a loaded model.
+    ``labels`` is a list of names, or a mapping of names to descriptions, which enter the prompt.
+
+    Raises:
+        UsageError, SourceError, WeightsError: see ``mlx_bucket.errors``.
+    """
+
+    def __init__(
+        self,
+        model: str | LoadedModel = DEFAULT_PRESET,
+        *,
+        labels: Sequence[str] | Mapping[str, str],
+        instruction: str | None = None,
+        template: str | None = None,
+        dtype: str = "auto",
+        options: Options | None = None,
+    ) -> None:
+        self.options = options or Options()
+        self.device = current_device()
+        self.loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype)
+        wire_memory(self.device)
+        self.task = build_task(
+            self.loaded.tokenizer,
+            self.loaded.config,
+            labels,
+            instruction=instruction,
+            template=template,
+            truncate=self.options.truncate,
+        )
+        self._scorer = make_scorer(
+            self.loaded.model,
+            self.task.trie,
+            decision=self.options.decision,
+            wanted="all" if self.options.wants_all else "best",
+            label_mass=self.options.label_mass,
+        )
+        self._prefix: tuple[bytes, PrefixCache] | None = None
+
+    def classify(self, texts: Sequence[str]) -> list[Answer]:
+        """One answer per text, in order; a text that cannot be answered has its error."""
+        scores, _ = self.score(self.prepare(texts))
+        return self.decide([scores])[0]
+
+    def prepare(self, texts: Sequence[str | RowError]) -> Window:
+        """Prompts, shared prefix and plan of some texts; an error among them stays in its place."""
+        return prepare(self.task, texts, self._plan_settings(len(texts)))
+
+    def score(
+        self, window: Window, on_bucket: Callable[[Bucket], bool | None] = lambda _: None
+    ) -> tuple[RowScores, Report]:
+        """Run a window: raw label scores of its rows, and what was done.
+
+        ``on_bucket`` hears of each bucket that is done, and stops the run by answering True.
+        """
+        started = perf_counter()
+        prefix, prefix_work = self._prefix_of(window)
+        scores = run_plan(self._scorer, prefix, window.suffixes, window.plan, on_bucket)
+        seconds = perf_counter() - started
+        rows = _spread(window, scores)
+        return rows, _report(window, rows, prefix_work + scores.work, seconds)
+
+    def decide(self, windows: Sequence[RowScores]) -> list[list[Answer]]:
+        """The answers of each window; a calibration is over all of them."""
+        names, every = self.task.trie.names, self.options.probabilities
+        if self.options.calibrate == "none":
+            return [answers(names, rows, probabilities=every) for rows in windows]
+        means = label_means(windows)
+        return [calibrated_answers(names, rows, means, probabilities=every) for rows in windows]
+
+    def _plan_settings(self, rows: int) -> PlanSettings:
+        budget = self.options.token_budget or token_budget(
+            model_shape(self.loaded.config),
+            self.device,
+            self.loaded.entry.dtype,
+            prefix_length=self.task.template.fixed_tokens(),
+            kept=self.task.trie.needs_steps,
+        )
+        return PlanSettings(budget, self._launch_cost(rows), self.options.batch_size)
+
+    def _launch_cost(self, rows: int) -> int:
+        if self.options.launch_cost is not None:
+            return self.options.launch_cost
+        if self.options.batch_size is not None or rows < WORTH_MEASURING:
+            return DEFAULT_LAUNCH_COST
+        return measured_times(self.loaded.model, self.loaded.entry, self.device).cost
+
+    def _prefix_of(self, window: Window) -> tuple[PrefixCache, Work]:
+        """The window's prefix cache; the last one is kept, since a job's windows share it."""
+        key = window.prefix.tobytes()
+        if self._prefix is not None and self._prefix[0] == key:
+            return self._prefix[1], Work()
+        prefix, work = run_prefix(self._scorer, window.prefix)
+        self._prefix = (key, prefix)
+        return prefix, work
+
+
+def load_model(name: str, *, dtype: str = "auto", revision: str | None = None) -> LoadedModel:
+    """Fetch, convert (once) and load a model in the device's best number format."""
+    source = resolve(name, revision=revision)
+    return load(convert(source, dtype=resolve_dtype(dtype, current_device())))
+
+
+def _spread(window: Window, scores: Scores) -> RowScores:
+    """Give every row the scores of its distinct prompt, and NaN to rows that have none."""
+    rows, at = len(window.errors), window.answerable
+    source = np.full(rows, -1)
+    source[at] = window.distinct.inverse
+    found = scores.labels
+
+    def per_row(values: np.ndarray, missing: float) -> np.ndarray:
+        padded = np.concatenate([values, np.full((1, *values.shape[1:]), missing, values.dtype)])
+        return padded[source]
+
+    labels = LabelScores(
+        per_row(found.log_probabilities, np.nan),
+        per_row(found.winners, 0),
+        per_row(found.margins, np.nan),
+    )
+    truncated = np.zeros(rows, bool)
+    truncated[at] = [prompt.truncated for prompt in window.prompts]
+    finished = np.ones(rows, bool)
+    finished[at] = scores.finished[window.distinct.inverse]
+    broken = finished & np.isnan(labels.log_probabilities).any(axis=1)
+    errors = tuple(
+        error or (NON_FINITE if bad else None)
+        for error, bad in zip(window.errors, broken, strict=True)
+    )
+    masses = None if scores.masses is None else per_row(scores.masses, np.nan)
+    return RowScores(labels, finished, masses, truncated, errors)
+
+
+def _report(window: Window, rows: RowScores, work: Work, seconds: float) -> Report:
+    prompts, prefix = window.distinct_prompts, len(window.prefix)
+    distinct_tokens = sum(map(len, prompts))
+    return Report(
+        rows=len(rows.errors),
+        errors=sum(error is not None for error in rows.errors),
+        buckets=len(window.plan.buckets),
+        prompt_tokens=window.prompt_tokens,
+        needed_tokens=window.plan.needed_tokens + work.prefix_tokens,
+        saved_by_dedup=window.prompt_tokens - distinct_tokens,
+        saved_by_prefix=prefix * len(prompts) - work.prefix_tokens,
+        tokenise_seconds=window.tokenise_seconds,
+        plan_seconds=window.plan_seconds,
+        forward_seconds=seconds,
+        work=work,
+    )

@@ -1,0 +1,75 @@
+"""The command line. Each command is a small file; it is imported only when it is called, so that
+``--help`` answers at once. Errors of ours become one sentence and an exit code, never a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from mlx_bucket.errors import MlxBucketError
+
+COMMANDS = {
+    "convert": "Fetch a model and convert its weights for MLX, once.",
+    "plan": "Show the batches that classify would run, without weights.",
+    "classify": "Give each text of a file one of your labels.",
+    "workload": "Make a file of support tickets to try things on.",
+    "cache": "List, verify or remove converted weights.",
+    "env": "Print device, number format, memory and versions.",
+}
+INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is looked up."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
+        if name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(f"mlx_bucket.cli.{name}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except MlxBucketError as error:
+            shown = click.ClickException(str(error))
+            shown.exit_code = error.exit_code
+            raise shown from error
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(INTERRUPTED)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="mlx-bucket", prog_name="mlx-bucket")
+def commands() -> None:
+    """Turn thousands of short texts into labels with a small language model.
+
+    \b
+    mlx-bucket convert  Qwen/Qwen2.5-0.5B-Instruct
+    mlx-bucket plan     tickets.csv --text body --labels billing,technical,account
+    mlx-bucket classify tickets.csv --text body --labels billing,technical,account -o out.csv
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of ``mlx-bucket`` and ``python -m mlx_bucket``."""
+    try:
+        commands.main(args=arguments, prog_name="mlx-bucket")
+    except BrokenPipeError:
+        # The reader of our output has gone: end quietly, as Unix tools do.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,151 @@
+"""Options that several commands share, each group a decorator, and what they are read into."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from mlx_bucket.errors import UsageError
+from mlx_bucket.sources import DEFAULT_PRESET
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+DTYPE_HELP = "auto, float16, bfloat16 or float32; auto is float16 on a GPU, float32 on a CPU."
+Labels = Sequence[str] | Mapping[str, str]
+
+
+def input_options(command: Command) -> Command:
+    """FILE and how to read it."""
+    for option in (
+        click.option(
+            "--limit", type=click.IntRange(min=1), help="Read at most so many rows of the file."
+        ),
+        click.option("--encoding", default="utf-8", show_default=True, help="Encoding of a CSV."),
+        click.option("--delimiter", help="Delimiter of a CSV; found in its first line if absent."),
+        click.option(
+            "--format",
+            "input_format",
+            type=click.Choice(["csv", "jsonl"]),
+            help="Format of FILE; by its ending if absent.",
+        ),
+        click.option("--text", "column", required=True, help="The column (or key) with the texts."),
+        click.argument("file", type=click.Path(allow_dash=True)),
+    ):
+        command = option(command)
+    return command
+
+
+def task_options(command: Command) -> Command:
+    """Model, labels and prompt."""
+    for option in (
+        click.option(
+            "--show-prompt", is_flag=True, help="Print the prompt around the text, and go on."
+        ),
+        click.option(
+            "--truncate", is_flag=True, help="Cut the end of a text longer than the context window."
+        ),
+        click.option(
+            "--template",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="A text file with the user message: {text}, and if wanted {instruction}, {labels}."
+            " For a model without a chat template: the whole prompt.",
+        ),
+        click.option(
+            "--instruction",
+            help="What the model is told; {labels} in it stands for the list of labels.",
+        ),
+        click.option(
+            "--labels-file",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="A text file with one label a line, or a .json object of label to description.",
+        ),
+        click.option("--labels", help='The labels as one CSV record: a,b,"c, d".'),
+        click.option("--dtype", default="auto", show_default=True, help=DTYPE_HELP),
+        click.option("--revision", help="Branch, tag or commit of a model from the hub."),
+        click.option(
+            "--model",
+            default=DEFAULT_PRESET,
+            show_default=True,
+            help="A preset, a local folder, a .gguf file, or a hub id.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def batch_options(command: Command) -> Command:
+    """How buckets are cut."""
+    for option in (
+        click.option(
+            "--launch-cost",
+            type=click.IntRange(min=0),
+            help="Tokens of padding that one bucket fewer is worth; measured once if absent.",
+        ),
+        click.option(
+            "--token-budget",
+            type=click.IntRange(min=1),
+            help="Tokens that one bucket may forward; from the memory if absent.",
+        ),
+        click.option(
+            "--batch-size",
+            type=click.IntRange(min=1),
+            help="Fixed buckets of so many rows, sorted by length, instead of planned ones.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def read_labels(labels: str | None, labels_file: Path | None) -> Labels:
+    """The labels of ``--labels`` or ``--labels-file``, whichever is given.
+
+    Raises:
+        UsageError: none or both are given, or the file does not hold labels.
+    """
+    if (labels is None) == (labels_file is None):
+        raise UsageError("Give the labels either with --labels or with --labels-file.")
+    if labels is not None:
+        return _from_record(labels)
+    assert labels_file is not None
+    try:
+        text = labels_file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The labels file {labels_file} is not UTF-8; save it as UTF-8.") from error
+    if labels_file.suffix.lower() == ".json":
+        return _from_json(text, labels_file)
+    return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+def read_template(path: Path | None) -> str | None:
+    """The text of a template file, without the line break at its end."""
+    return None if path is None else path.read_text(encoding="utf-8-sig").removesuffix("\n")
+
+
+def _from_record(labels: str) -> list[str]:
+    try:
+        (record,) = csv.reader([labels], skipinitialspace=True, strict=True)
+    except (csv.Error, ValueError) as error:
+        raise UsageError(
+            f"--labels {labels!r} is not one CSV record ({error}); "
+            'write --labels \'a,b,"c, d"\' or use --labels-file.'
+        ) from error
+    return [label.strip() for label in record]
+
+
+def _from_json(text: str, path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"The labels file {path} is not JSON: {error.msg} in line {error.lineno}."
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+        raise UsageError(
+            f"The labels file {path} must hold one JSON object of label to description, "
+            'such as {"billing": "invoices and charges", "other": "anything else"}.'
+        )
+    return found

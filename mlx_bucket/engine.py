@@ -1,0 +1,254 @@
+"""Runs a plan: forward pass per bucket, readout at each row's last token.
+
+In go the suffixes of a window's rows, the prefix cache and the plan; out come label scores, in the
+order of the rows, and the work that was really done. The next bucket is already under way on the
+device while the last one's scores are read. The invariant: only the last real token of a row
+reaches the head, and only the rows of the head that the trie offers are multiplied, in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlx_bucket.labels import Decision, Ints, LabelScores, LabelTrie, Wanted, score_labels
+from mlx_bucket.planning import Bucket, Plan
+from mlx_bucket.prefix import (
+    LayerKV,
+    PrefixCache,
+    bucket_caches,
+    compute_prefix,
+    extension_caches,
+)
+from mlx_bucket.prompts import Ids
+
+PADDING_ID = 0  # any token does: causality hides it
+MASS_ROWS = 64  # rows whose logits over the whole vocabulary are held at a time
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the model was made to compute, counted where it is called."""
+
+    forwards: int = 0
+    tokens_forwarded: int = 0
+    prefix_tokens: int = 0
+    decode_steps: int = 0
+    head_rows: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            *(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)),
+        )
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Label scores of a window's rows, and, if asked for, the labels' share of the vocabulary.
+
+    Only the rows that are ``finished`` have scores; all are, unless the run was stopped.
+    """
+
+    labels: LabelScores
+    finished: npt.NDArray[np.bool_]  # (rows,)
+    masses: npt.NDArray[np.float64] | None  # (rows,)
+    work: Work
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A model made ready to score one set of labels.
+
+    ``head`` ``(trie tokens, dim)`` holds the head's rows of the trie's tokens, in float32.
+    """
+
+    model: Any
+    trie: LabelTrie
+    head: mx.array
+    decision: Decision
+    wanted: Wanted
+    label_mass: bool = False
+
+    @property
+    def backbone(self) -> Any:
+        return self.model.model
+
+    @property
+    def layers(self) -> int:
+        return len(self.model.layers)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self.backbone.norm.weight.dtype  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """A bucket under way on the device."""
+
+    bucket: Bucket
+    lengths: mx.array  # (rows,)
+    last: mx.array  # (rows, dim)
+    logits: mx.array  # (rows, trie tokens)
+    layers: tuple[LayerKV, ...]
+    prefix_length: int
+
+
+def make_scorer(
+    model: Any,
+    trie: LabelTrie,
+    *,
+    decision: Decision = "exact",
+    wanted: Wanted = "best",
+    label_mass: bool = False,
+) -> Scorer:
+    """Take the head's rows for the trie's tokens out of an mlx-lm model."""
+    return Scorer(model, trie, _head_rows(model, trie.tokens), decision, wanted, label_mass)
+
+
+def run_prefix(scorer: Scorer, ids: Ids) -> tuple[PrefixCache, Work]:
+    """Compute the shared prefix's keys and values once."""
+    prefix = compute_prefix(scorer.backbone, ids.tolist(), scorer.layers)
+    forwards = 1 if len(ids) else 0
+    return prefix, Work(forwards, len(ids), prefix_tokens=len(ids))
+
+
+def run_plan(
+    scorer: Scorer,
+    prefix: PrefixCache,
+    suffixes: Sequence[Ids],
+    plan: Plan,
+    on_bucket: Callable[[Bucket], bool | None] = lambda _: None,
+) -> Scores:
+    """Score every row of the plan.
+
+    ``on_bucket`` is told of each bucket that is done; if it answers True, the run stops there.
+    """
+    rows, labels = len(suffixes), len(scorer.trie.names)
+    scores = LabelScores(np.empty((rows, labels)), np.empty(rows, np.int64), np.empty(rows))
+    finished = np.zeros(rows, bool)
+    masses = np.empty(rows) if scorer.label_mass else None
+    work = Work()
+    for launched in _one_ahead(_launch(scorer, prefix, suffixes, b) for b in plan.buckets):
+        index = launched.bucket.rows
+        bucket_scores, bucket_work = _finish(scorer, launched)
+        scores.log_probabilities[index] = bucket_scores.log_probabilities
+        scores.winners[index] = bucket_scores.winners
+        scores.margins[index] = bucket_scores.margins
+        finished[index] = True
+        if masses is not None:
+            masses[index] = _label_mass(scorer, launched)
+        work += bucket_work
+        if on_bucket(launched.bucket):
+            break
+    return Scores(scores, finished, masses, work)
+
+
+def _one_ahead(launches: Iterator[_Launched]) -> Iterator[_Launched]:
+    """The same items, each handed out only when the next one has been launched."""
+    waiting = next(launches, None)
+    while waiting is not None:
+        following = next(launches, None)
+        yield waiting
+        waiting = following
+
+
+def _launch(
+    scorer: Scorer, prefix: PrefixCache, suffixes: Sequence[Ids], bucket: Bucket
+) -> _Launched:
+    tokens, lengths = _padded([suffixes[row] for row in bucket.rows])
+    caches = bucket_caches(prefix, scorer.layers, keep=scorer.trie.needs_steps)
+    last = _last_hidden(scorer.backbone(tokens, cache=caches), lengths)
+    logits = last @ scorer.head.T
+    mx.async_eval(last, logits)  # type: ignore[no-untyped-call]
+    layers = tuple(cache.kept for cache in caches if cache.kept)
+    return _Launched(bucket, lengths, last, logits, layers, prefix.length)
+
+
+def _finish(scorer: Scorer, launched: _Launched) -> tuple[LabelScores, Work]:
+    """Walk the trie for a bucket's rows: its root is computed, other branches cost a step."""
+    bucket = launched.bucket
+    work = [Work(1, bucket.forwarded_tokens, head_rows=len(bucket.rows))]
+    root = np.array(launched.logits)
+
+    def ask(rows: Ints, branches: Ints) -> npt.NDArray[np.float32]:
+        if not branches.any():
+            return root[rows]
+        size = len(bucket.rows)
+        starts = range(0, len(rows), size)
+        steps = [
+            _step(scorer, launched, rows[s : s + size], branches[s : s + size]) for s in starts
+        ]
+        work.extend(step_work for _, step_work in steps)
+        return np.concatenate([logits for logits, _ in steps])
+
+    trie, rows = scorer.trie, len(bucket.rows)
+    scores = score_labels(trie, rows, ask, decision=scorer.decision, wanted=scorer.wanted)
+    return scores, sum(work, Work())
+
+
+def _step(
+    scorer: Scorer, launched: _Launched, rows: Ints, branches: Ints
+) -> tuple[npt.NDArray[np.float32], Work]:
+    """Logits ``(pairs, trie tokens)`` after each row's prompt and the tokens of its branch."""
+    paths = [np.array(scorer.trie.branches[branch].path, np.int32) for branch in branches]
+    tokens, lengths = _padded(paths)
+    index = mx.array(rows)
+    layers = [layer.rows(index) for layer in launched.layers]
+    caches = extension_caches(
+        layers, launched.prefix_length, launched.lengths[index], tokens.shape[1]
+    )
+    last = _last_hidden(scorer.backbone(tokens, cache=caches), lengths)
+    logits = np.array(last @ scorer.head.T)
+    return logits, Work(1, tokens.size, decode_steps=1, head_rows=len(rows))
+
+
+def _padded(rows: Sequence[Ids]) -> tuple[mx.array, mx.array]:
+    """Right-padded token ids ``(rows, longest)`` and the real lengths ``(rows,)``."""
+    lengths = np.array([len(row) for row in rows], np.int32)
+    tokens = np.full((len(rows), lengths.max()), PADDING_ID, np.int32)
+    for padded, row in zip(tokens, rows, strict=True):
+        padded[: len(row)] = row
+    return mx.array(tokens), mx.array(lengths)
+
+
+def _last_hidden(hidden: mx.array, lengths: mx.array) -> mx.array:
+    """The hidden state of each row's last real token, ``(rows, dim)``, in float32."""
+    return hidden[mx.arange(hidden.shape[0]), lengths - 1].astype(mx.float32)
+
+
+def _head(model: Any) -> Any:
+    """The module that holds the head's weights: the embedding where they are tied."""
+    return model.lm_head if "lm_head" in model else model.model.embed_tokens
+
+
+def _head_rows(model: Any, tokens: Sequence[int]) -> mx.array:
+    head, index = _head(model), mx.array(list(tokens))
+    rows: mx.array = head.weight[index]
+    if "scales" in head:
+        biases = head.biases[index] if "biases" in head else None
+        rows = mx.dequantize(
+            rows, head.scales[index], biases, head.group_size, head.bits, mode=head.mode
+        )
+    rows = rows.astype(mx.float32)
+    mx.eval(rows)
+    return rows
+
+
+def _label_mass(scorer: Scorer, launched: _Launched) -> npt.NDArray[np.float64]:
+    """The share of the whole vocabulary's softmax that the trie's root children hold."""
+    columns = mx.array(scorer.trie.branches[0].columns)
+    offered = mx.logsumexp(launched.logits[:, columns], axis=1)
+    head, rows = _head(scorer.model), launched.last.shape[0]
+    project = head if "lm_head" in scorer.model else head.as_linear
+    totals = []
+    for start in range(0, rows, MASS_ROWS):
+        hidden = launched.last[start : start + MASS_ROWS].astype(scorer.dtype)
+        totals.append(mx.logsumexp(project(hidden).astype(mx.float32), axis=1))
+        mx.eval(totals[-1])
+    return np.array(mx.exp(offered - mx.concatenate(totals)), np.float64)

@@ -1,0 +1,90 @@
+"""What one more bucket costs on this device, in tokens.
+
+A forward pass takes a fixed time and a time per token; their ratio tells the planner how much
+padding a bucket fewer is worth. It is measured once per model and device, over a few seconds at
+most, and kept in the cache. The invariant: a measurement is never made for a job that it would
+slow down, and what was measured elsewhere is never used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_bucket.cache import CacheEntry, cache_root
+from mlx_bucket.device import Device
+
+DEFAULT_LAUNCH_COST = 32  # tokens, where nothing has been measured
+WORTH_MEASURING = 500  # rows
+SHAPES = ((1, 16), (1, 64), (4, 64), (8, 64))  # rows, tokens
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class LaunchTimes:
+    """Seconds that a forward pass takes: once, and per token."""
+
+    seconds_per_launch: float
+    seconds_per_token: float
+
+    @property
+    def cost(self) -> int:
+        """The fixed time in tokens."""
+        return round(self.seconds_per_launch / self.seconds_per_token)
+
+    def estimate(self, launches: int, tokens: int) -> float:
+        """Seconds for so many forward passes over so many tokens."""
+        return launches * self.seconds_per_launch + tokens * self.seconds_per_token
+
+
+def known_times(entry: CacheEntry, device: Device) -> LaunchTimes | None:
+    """What was measured for this model on this device, or None."""
+    path = _path(entry, device)
+    if not path.exists():
+        return None
+    return LaunchTimes(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def measured_times(model: Any, entry: CacheEntry, device: Device) -> LaunchTimes:
+    """What was measured for this model on this device, measured now if it never was."""
+    known = known_times(entry, device)
+    if known is not None:
+        return known
+    times = _measure(model.model)
+    path = _path(entry, device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{id(times)}.partial")
+    partial.write_text(json.dumps(asdict(times)), encoding="utf-8")
+    partial.replace(path)
+    return times
+
+
+def _measure(backbone: Any) -> LaunchTimes:
+    """Fit seconds = launch + tokens x rate through the medians of a few forward passes."""
+    for rows, tokens in SHAPES:
+        _seconds(backbone, rows, tokens)  # warm-up: kernels are compiled, memory is taken
+    sizes = [rows * tokens for rows, tokens in SHAPES]
+    seconds = [median(_seconds(backbone, *shape) for _ in range(ROUNDS)) for shape in SHAPES]
+    per_token, per_launch = np.polyfit(sizes, seconds, 1)
+    return LaunchTimes(max(float(per_launch), 0.0), max(float(per_token), 1e-9))
+
+
+def _seconds(backbone: Any, rows: int, tokens: int) -> float:
+    ids = mx.zeros((rows, tokens), mx.int32)
+    started = perf_counter()
+    mx.eval(backbone(ids))
+    return perf_counter() - started
+
+
+def _path(entry: CacheEntry, device: Device) -> Path:
+    identity = f"{entry.key} {device.kind} {device.name} {device.blas} {mx.__version__}"
+    name = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    return cache_root() / "launch" / f"{name}.json"

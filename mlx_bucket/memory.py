@@ -1,0 +1,84 @@
+"""What a bucket costs in memory, from the model's config alone.
+
+Used to bound the tokens of a bucket and to show each bucket's cost in ``plan``. The estimate is an
+upper one: it counts the activations of one layer at their widest, the keys and values of every
+layer where they are kept, and the attention scores where the device does not fuse them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_bucket.device import Device, DtypeName
+
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+# Beyond these many tokens a bucket no longer gains speed, it only needs more memory.
+USEFUL_TOKENS = {"cpu": 4096, "metal": 4096, "cuda": 16384}
+SHARE_FOR_BUCKETS = 0.5  # of the memory that the weights leave free
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a decoder that decide its memory."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    vocabulary: int
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the matrices, the head counted apart from the embedding."""
+        attention = self.hidden * self.head_dim * 2 * (self.heads + self.key_heads)
+        per_layer = attention + 3 * self.hidden * self.intermediate
+        return self.layers * per_layer + 2 * self.vocabulary * self.hidden
+
+
+def model_shape(config: Mapping[str, Any]) -> ModelShape:
+    heads = int(config["num_attention_heads"])
+    return ModelShape(
+        layers=int(config["num_hidden_layers"]),
+        hidden=int(config["hidden_size"]),
+        intermediate=int(config["intermediate_size"]),
+        heads=heads,
+        key_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+        vocabulary=int(config["vocab_size"]),
+    )
+
+
+def bucket_bytes(
+    shape: ModelShape,
+    device: Device,
+    dtype: DtypeName,
+    *,
+    rows: int,
+    length: int,
+    prefix_length: int,
+    kept: bool,
+) -> int:
+    """Bytes that one bucket needs beside the weights; ``kept`` if a trie needs its keys again."""
+    item = ITEM_BYTES[dtype]
+    keys = rows * (prefix_length + length) * shape.key_heads * shape.head_dim * 2 * item
+    widest = max(3 * shape.intermediate, 3 * shape.heads * shape.head_dim)
+    activations = rows * length * (4 * shape.hidden + widest) * item
+    unfused = device.kind == "cpu"
+    scores = 2 * rows * shape.heads * length * (prefix_length + length) * item if unfused else 0
+    return activations + scores + keys * (shape.layers if kept else 2)
+
+
+def token_budget(
+    shape: ModelShape, device: Device, dtype: DtypeName, *, prefix_length: int, kept: bool
+) -> int:
+    """The tokens that a bucket may forward: as many as are useful and fit, rows of 64 tokens."""
+    weights = shape.parameters * ITEM_BYTES[dtype]
+    spare = max(device.recommended_bytes - weights, 0) * SHARE_FOR_BUCKETS
+    row = bucket_bytes(
+        shape, device, dtype, rows=1, length=64, prefix_length=prefix_length, kept=kept
+    )
+    return max(64, min(USEFUL_TOKENS[device.kind], int(spare / row) * 64))

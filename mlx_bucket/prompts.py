@@ -1,0 +1,337 @@
+"""From texts to token ids, exactly.
+
+A chat template is rendered once, with markers where the instruction and the text belong, and cut
+at its control tokens. Each stretch between two control tokens is encoded whole, so that merges over
+the seam between template and text happen as they do in the whole string; control ids are put in by
+hand, so that a text can never become a control token. The invariant: for ordinary text the ids are
+those of the tokenizer on the whole string.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from jinja2.exceptions import TemplateError
+from tokenizers import Encoding, Tokenizer
+
+from mlx_bucket.errors import RowError, UsageError
+
+Ids = npt.NDArray[np.int32]
+
+INSTRUCTION_MARKER = "xqInstructionqx"
+TEXT_MARKER = "xqTextqx"
+ANSWER_MARKER = "xqAnswerqx"
+SAMPLE_INSTRUCTION = "Choose one label: billing, refund request, other."
+SAMPLE_TEXT = "Hello,\n\nmy order 1234 (two chairs) hasn't arrived - can you help? Danke schön!\n"
+
+
+@dataclass(frozen=True)
+class Control:
+    """A control token of the template: its id, and whether it swallows white space beside it."""
+
+    id: int
+    lstrip: bool
+    rstrip: bool
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The token ids of the whole rendered chat for one text."""
+
+    ids: Ids  # (tokens,)
+    truncated: bool = False
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """A rendered chat with one gap: ``head`` ids, the stretch ``before`` TEXT ``after``, ``tail``.
+
+    ``seam`` is the plain text between the last control token (or the text) and the answer;
+    ``seam_is_fixed`` says that it holds no part of the text, so that its ids are the same in every
+    prompt. ``end_id`` is the token that ends the answer. ``rendered`` is the chat as one string,
+    with TEXT_MARKER in the gap.
+    """
+
+    head: tuple[int, ...]
+    before: str
+    after: str
+    tail: tuple[int, ...]
+    seam: str
+    seam_is_fixed: bool
+    strips_text: bool
+    end_id: int
+    rendered: str
+    encoder: Encoder
+
+    def prompts(
+        self, texts: Sequence[str], *, window: int, truncate: bool = False
+    ) -> list[Prompt | RowError]:
+        """One prompt per text, or the error of that text.
+
+        ``window`` is the number of tokens that a prompt may have. A longer one is an error, or,
+        with ``truncate``, has the end of its text (never of the instruction) cut off.
+        """
+        bodies = self.encoder.encode([self._stretch(text) for text in texts])
+        return [
+            self._prompt(text, body, window, truncate)
+            for text, body in zip(texts, bodies, strict=True)
+        ]
+
+    def fixed_tokens(self) -> int:
+        """Tokens of a prompt whose text is empty."""
+        return len(self._joined(self.encoder.encode([self._stretch("")])[0].ids))
+
+    def rewound(self, tokens: int) -> PromptTemplate:
+        """The same template without its last ``tokens`` ids, which the answer then brings."""
+        return replace(self, tail=self.tail[: len(self.tail) - tokens])
+
+    def extended(self, ids: Sequence[int]) -> PromptTemplate:
+        """The same template with ``ids`` behind it, with which every answer begins."""
+        return replace(self, tail=(*self.tail, *ids))
+
+    def whole_string(self, text: str) -> str:
+        """The rendered chat for one text, as a tokenizer would be given it."""
+        return self.rendered.replace(TEXT_MARKER, text.strip() if self.strips_text else text)
+
+    def _stretch(self, text: str) -> str:
+        return self.before + (text.strip() if self.strips_text else text) + self.after
+
+    def _joined(self, body: Sequence[int]) -> Ids:
+        return np.array([*self.head, *body, *self.tail], dtype=np.int32)
+
+    def _prompt(self, text: str, body: Encoding, window: int, truncate: bool) -> Prompt | RowError:
+        if forged := self.encoder.control_token_in(body.ids):
+            return RowError(
+                f"The text becomes the control token {forged!r} in this model's tokenizer, "
+                "so it cannot be shown to the model as plain text; remove it from the text."
+            )
+        room = window - len(self.head) - len(self.tail)
+        if len(body.ids) <= room:
+            return Prompt(self._joined(body.ids))
+        if not truncate:
+            return RowError(
+                f"The prompt has {len(body.ids) + window - room} tokens and the model reads at "
+                f"most {window}; shorten the text, or use --truncate to cut its end off."
+            )
+        return self._truncated(text.strip() if self.strips_text else text, body, room)
+
+    def _truncated(self, text: str, body: Encoding, room: int) -> Prompt | RowError:
+        """Cut the text where its tokens reach ``room``; merges may take a few tries."""
+        excess = len(body.ids) - room
+        last_in_text = len(self.before) + len(text)
+        ends = [end for _, end in body.offsets if end <= last_in_text]
+        while excess < len(ends):
+            kept = text[: max(ends[-1 - excess] - len(self.before), 0)]
+            ids = self.encoder.encode([self.before + kept + self.after])[0].ids
+            if kept and len(ids) <= room:
+                return Prompt(self._joined(ids), truncated=True)
+            if not kept:
+                break
+            excess += 1
+        return RowError(
+            "The instruction alone fills the model's context window, so no text fits behind it; "
+            "shorten the instruction."
+        )
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """The tokenizer without its control tokens: it reads every string as plain text."""
+
+    tokenizer: Tokenizer
+    controls: dict[str, Control]
+
+    def encode(self, strings: Sequence[str]) -> list[Encoding]:
+        return self.tokenizer.encode_batch(list(strings), add_special_tokens=False)
+
+    def ids(self, string: str) -> list[int]:
+        return self.encode([string])[0].ids
+
+    def control_token_in(self, ids: Sequence[int]) -> str | None:
+        """The first control token among ``ids``, which plain text must never yield."""
+        forged = self._control_names.keys() & set(ids)
+        return self._control_names[min(forged)] if forged else None
+
+    def cut(self, rendered: str) -> list[str | Control]:
+        """Split a rendered template into plain stretches and control tokens, in turn."""
+        if not self.controls:
+            return [rendered]
+        longest_first = sorted(self.controls, key=len, reverse=True)
+        pattern = "(" + "|".join(map(re.escape, longest_first)) + ")"
+        pieces = [self.controls.get(piece, piece) for piece in re.split(pattern, rendered)]
+        return [piece for piece in pieces if piece != ""]
+
+    @cached_property
+    def _control_names(self) -> dict[int, str]:
+        return {control.id: name for name, control in self.controls.items()}
+
+
+def plain_encoder(tokenizer: Any) -> Encoder:
+    """Make the encoder of a Transformers tokenizer.
+
+    Added tokens made of white space alone (as some vocabularies have for indentation) are ordinary
+    text and stay; every other added token is a control token and goes.
+    """
+    added = tokenizer.added_tokens_decoder
+    controls = {
+        token.content: Control(number, token.lstrip, token.rstrip)
+        for number, token in added.items()
+        if token.special or not token.content.isspace()
+    }
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] not in controls]
+    state["post_processor"] = state["truncation"] = state["padding"] = None
+    return Encoder(Tokenizer.from_str(json.dumps(state)), controls)
+
+
+def chat_template(tokenizer: Any, instruction: str, user: str | None = None) -> PromptTemplate:
+    """Cut the model's chat template around the text.
+
+    ``instruction`` becomes the system message, or the first paragraph of the user message where
+    the template has no system role. ``user`` is the user message, with ``{text}`` where the text
+    goes and, if wanted, ``{instruction}``, which then takes the place of the system message.
+    A model without a chat template takes ``user`` as its whole prompt.
+
+    Raises:
+        UsageError: there is no chat template and no ``user``; ``{text}`` is not in it once; or the
+            tokenizer cannot be cut at its control tokens without changing ids.
+    """
+    user = user if user is not None else "{text}"
+    if user.count("{text}") != 1:
+        raise UsageError(
+            f"The template names {{text}} {user.count('{text}')} times; "
+            "write {text} exactly once, where the text belongs."
+        )
+    encoder = plain_encoder(tokenizer)
+    message = user.replace("{text}", TEXT_MARKER).replace("{instruction}", INSTRUCTION_MARKER)
+    if tokenizer.chat_template:
+        rendered, strips, end_id = _render_chat(tokenizer, encoder, message)
+    elif user == "{text}":
+        raise UsageError(
+            "The model has no chat template; give the whole prompt with --template FILE, "
+            "a text file with {instruction} and {text} in it."
+        )
+    else:
+        rendered, strips, end_id = _starting_tokens(tokenizer) + message, False, None
+    end_id = _end_token(tokenizer, end_id)
+    sample = _assemble(encoder, rendered, SAMPLE_INSTRUCTION, strips, end_id)
+    _check_against_whole_string(tokenizer, sample)
+    return _assemble(encoder, rendered, instruction, strips, end_id)
+
+
+def _render_chat(tokenizer: Any, encoder: Encoder, message: str) -> tuple[str, bool, int | None]:
+    """The chat up to the answer, whether the template strips a text, and what ends an answer."""
+    system = [{"role": "system", "content": INSTRUCTION_MARKER}]
+    if INSTRUCTION_MARKER in message or not _renders_system(tokenizer, system):
+        system = []
+        if INSTRUCTION_MARKER not in message:
+            message = f"{INSTRUCTION_MARKER}\n\n{message}"
+    chat = [*system, {"role": "user", "content": message}]
+    rendered = _render(tokenizer, chat)
+    padded = message.replace(TEXT_MARKER, f" {TEXT_MARKER} ")
+    strips = f" {TEXT_MARKER} " not in _render(
+        tokenizer, [*system, {"role": "user", "content": padded}]
+    )
+    answered = _render(
+        tokenizer, [*chat, {"role": "assistant", "content": ANSWER_MARKER}], answer_next=False
+    )
+    following = encoder.cut(answered.rpartition(ANSWER_MARKER)[2])
+    end = next((piece.id for piece in following if isinstance(piece, Control)), None)
+    return rendered, strips, end
+
+
+def _renders_system(tokenizer: Any, system: list[dict[str, str]]) -> bool:
+    try:
+        rendered = _render(tokenizer, [*system, {"role": "user", "content": TEXT_MARKER}])
+    except TemplateError:  # some templates raise for a system message
+        return False
+    return INSTRUCTION_MARKER in rendered
+
+
+def _render(tokenizer: Any, chat: list[dict[str, str]], *, answer_next: bool = True) -> str:
+    rendered: str = tokenizer.apply_chat_template(
+        chat, tokenize=False, add_generation_prompt=answer_next, enable_thinking=False
+    )
+    return rendered
+
+
+def _starting_tokens(tokenizer: Any) -> str:
+    """What the tokenizer itself puts before a string, such as a begin-of-text token."""
+    probe = tokenizer("x")["input_ids"]
+    bare = tokenizer("x", add_special_tokens=False)["input_ids"]
+    start = next(i for i in range(len(probe)) if probe[i : i + len(bare)] == bare)
+    return "".join(tokenizer.convert_ids_to_tokens(probe[:start]))
+
+
+def _end_token(tokenizer: Any, end_id: int | None) -> int:
+    end_id = end_id if end_id is not None else tokenizer.eos_token_id
+    if end_id is None:
+        raise UsageError("The model's tokenizer has no end token, so an answer could never end.")
+    return end_id
+
+
+def _assemble(
+    encoder: Encoder, rendered: str, instruction: str, strips: bool, end_id: int
+) -> PromptTemplate:
+    pieces = [
+        piece.replace(INSTRUCTION_MARKER, instruction) if isinstance(piece, str) else piece
+        for piece in _stripped(encoder.cut(rendered))
+    ]
+    gap = next(i for i, p in enumerate(pieces) if isinstance(p, str) and TEXT_MARKER in p)
+    before, _, after = str(pieces[gap]).partition(TEXT_MARKER)
+    last = pieces[-1]
+    seam = "" if isinstance(last, Control) else last.rpartition(TEXT_MARKER)[2]
+    return PromptTemplate(
+        head=_piece_ids(encoder, pieces[:gap]),
+        before=before,
+        after=after,
+        tail=_piece_ids(encoder, pieces[gap + 1 :]),
+        seam=seam,
+        seam_is_fixed=gap < len(pieces) - 1,
+        strips_text=strips,
+        end_id=end_id,
+        rendered=rendered.replace(INSTRUCTION_MARKER, instruction),
+        encoder=encoder,
+    )
+
+
+def _stripped(pieces: list[str | Control]) -> list[str | Control]:
+    """Take away the white space that control tokens swallow on their sides."""
+    kept: list[str | Control] = []
+    for i, piece in enumerate(pieces):
+        if isinstance(piece, str):
+            left, right = (
+                pieces[i - 1] if i else None,
+                pieces[i + 1] if i + 1 < len(pieces) else None,
+            )
+            piece = piece.lstrip() if isinstance(left, Control) and left.rstrip else piece
+            piece = piece.rstrip() if isinstance(right, Control) and right.lstrip else piece
+        kept.append(piece)
+    return kept
+
+
+def _piece_ids(encoder: Encoder, pieces: Sequence[str | Control]) -> tuple[int, ...]:
+    ids: list[int] = []
+    for piece in pieces:
+        ids.extend([piece.id] if isinstance(piece, Control) else encoder.ids(piece))
+    return tuple(ids)
+
+
+def _check_against_whole_string(tokenizer: Any, template: PromptTemplate) -> None:
+    whole = tokenizer(template.whole_string(SAMPLE_TEXT), add_special_tokens=False)["input_ids"]
+    ours = template._joined(template.encoder.ids(template._stretch(SAMPLE_TEXT))).tolist()
+    if ours != whole:
+        raise UsageError(
+            f"The tokenizer {type(tokenizer).__name__} gives other ids for a whole prompt than for "
+            "its stretches between control tokens, so this model cannot be served exactly."
+        )
