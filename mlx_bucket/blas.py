@@ -11,14 +11,24 @@ import ctypes
 import importlib.metadata
 import platform
 import sys
+import warnings
 
 CUDA_BACKENDS = ("mlx-cuda-12", "mlx-cuda-13", "mlx-cuda")
 
 
 def preload() -> None:
     """Load MKL for MLX's CPU backend; must run before the first import of ``mlx.core``."""
-    if "mlx.core" not in sys.modules and _mlx_wants_mkl() and (library := _mkl_library()):
-        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    if not _mlx_wants_mkl() or _mkl_is_loaded() or not (library := _mkl_library()):
+        return
+    if "mlx.core" in sys.modules:
+        warnings.warn(
+            "MLX was imported before mlx_bucket, so it multiplies with its slow reference BLAS; "
+            "import mlx_bucket first.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return
+    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 
 
 def name() -> str:

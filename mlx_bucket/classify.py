@@ -10,23 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from time import perf_counter
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from mlx_bucket.decisions import Answer, RowScores, answers, calibrated_answers, label_means
 from mlx_bucket.device import current_device, resolve_dtype, wire_memory
 from mlx_bucket.engine import Scores, Work, make_scorer, run_plan, run_prefix
 from mlx_bucket.errors import RowError, UsageError
-from mlx_bucket.labels import Decision, LabelScores
+from mlx_bucket.labels import Decision, Ints, LabelScores
 from mlx_bucket.launch import DEFAULT_LAUNCH_COST, WORTH_MEASURING, measured_times
-from mlx_bucket.memory import model_shape, token_budget
 from mlx_bucket.planning import Bucket
 from mlx_bucket.prefix import PrefixCache
 from mlx_bucket.sources import DEFAULT_PRESET, resolve
 from mlx_bucket.weights import LoadedModel, convert, load
-from mlx_bucket.windows import PlanSettings, Window, build_task, prepare
+from mlx_bucket.windows import PlanSettings, Window, build_task, default_token_budget, prepare
 
+Number = TypeVar("Number", bound=np.generic)
 NON_FINITE = RowError(
     "The model gave a score that is not a finite number for this text; run it in float32 "
     "(--dtype float32), and check the weights with mlx-bucket cache verify."
@@ -69,16 +70,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run did, summed over its windows. Work is counted; tokens are those of prompts.
-
-    ``needed_tokens``: the suffixes of the distinct prompts, and the shared prefix once a window.
-    """
+    """What a run did, summed over its windows; ``work`` is counted where it is done."""
 
     rows: int = 0
     errors: int = 0
     buckets: int = 0
-    prompt_tokens: int = 0
-    needed_tokens: int = 0
+    prompt_tokens: int = 0  # of all rows, repeats included
     saved_by_dedup: int = 0
     saved_by_prefix: int = 0
     tokenise_seconds: float = 0.0
@@ -163,12 +160,8 @@ class Classifier:
         return [calibrated_answers(names, rows, means, probabilities=every) for rows in windows]
 
     def _plan_settings(self, rows: int) -> PlanSettings:
-        budget = self.options.token_budget or token_budget(
-            model_shape(self.loaded.config),
-            self.device,
-            self.loaded.entry.dtype,
-            prefix_length=self.task.template.fixed_tokens(),
-            kept=self.task.trie.needs_steps,
+        budget = self.options.token_budget or default_token_budget(
+            self.task, self.loaded.config, self.device, self.loaded.entry.recipe.dtype
         )
         return PlanSettings(budget, self._launch_cost(rows), self.options.batch_size)
 
@@ -177,7 +170,7 @@ class Classifier:
             return self.options.launch_cost
         if self.options.batch_size is not None or rows < WORTH_MEASURING:
             return DEFAULT_LAUNCH_COST
-        return measured_times(self.loaded.model, self.loaded.entry, self.device).cost
+        return measured_times(self.loaded.model, self.loaded.entry.key, self.device).cost
 
     def _prefix_of(self, window: Window) -> tuple[PrefixCache, Work]:
         """The window's prefix cache; the last one is kept, since a job's windows share it."""
@@ -197,31 +190,29 @@ def load_model(name: str, *, dtype: str = "auto", revision: str | None = None) -
 
 def _spread(window: Window, scores: Scores) -> RowScores:
     """Give every row the scores of its distinct prompt, and NaN to rows that have none."""
-    rows, at = len(window.errors), window.answerable
-    source = np.full(rows, -1)
-    source[at] = window.distinct.inverse
+    rows, at, source = len(window.errors), window.answerable, window.distinct.inverse
     found = scores.labels
-
-    def per_row(values: np.ndarray, missing: float) -> np.ndarray:
-        padded = np.concatenate([values, np.full((1, *values.shape[1:]), missing, values.dtype)])
-        return padded[source]
-
     labels = LabelScores(
-        per_row(found.log_probabilities, np.nan),
-        per_row(found.winners, 0),
-        per_row(found.margins, np.nan),
+        _at(rows, at, found.log_probabilities[source], np.nan),
+        _at(rows, at, found.winners[source], 0),
+        _at(rows, at, found.margins[source], np.nan),
     )
-    truncated = np.zeros(rows, bool)
-    truncated[at] = [prompt.truncated for prompt in window.prompts]
-    finished = np.ones(rows, bool)
-    finished[at] = scores.finished[window.distinct.inverse]
+    truncated = _at(rows, at, np.array([prompt.truncated for prompt in window.prompts], bool), 0)
+    finished = _at(rows, at, scores.finished[source], 1)
     broken = finished & np.isnan(labels.log_probabilities).any(axis=1)
     errors = tuple(
         error or (NON_FINITE if bad else None)
         for error, bad in zip(window.errors, broken, strict=True)
     )
-    masses = None if scores.masses is None else per_row(scores.masses, np.nan)
+    masses = None if scores.masses is None else _at(rows, at, scores.masses[source], np.nan)
     return RowScores(labels, finished, masses, truncated, errors)
+
+
+def _at(rows: int, at: Ints, values: npt.NDArray[Number], missing: float) -> npt.NDArray[Number]:
+    """An array with ``values`` at the rows ``at``, and ``missing`` elsewhere."""
+    spread = np.full((rows, *values.shape[1:]), missing, values.dtype)
+    spread[at] = values
+    return spread
 
 
 def _report(window: Window, rows: RowScores, work: Work, seconds: float) -> Report:
@@ -232,7 +223,6 @@ def _report(window: Window, rows: RowScores, work: Work, seconds: float) -> Repo
         errors=sum(error is not None for error in rows.errors),
         buckets=len(window.plan.buckets),
         prompt_tokens=window.prompt_tokens,
-        needed_tokens=window.plan.needed_tokens + work.prefix_tokens,
         saved_by_dedup=window.prompt_tokens - distinct_tokens,
         saved_by_prefix=prefix * len(prompts) - work.prefix_tokens,
         tokenise_seconds=window.tokenise_seconds,

@@ -9,12 +9,15 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import resource
+import sys
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 import mlx.core as mx
 
 from mlx_bucket import blas
+from mlx_bucket.errors import UsageError
 
 DeviceKind = Literal["metal", "cuda", "cpu"]
 DtypeName = Literal["float16", "bfloat16", "float32"]
@@ -76,7 +79,7 @@ def resolve_dtype(name: str, device: Device) -> DtypeName:
     if name == "auto":
         return "float32" if device.kind == "cpu" else "float16"
     if name not in DTYPES:
-        raise ValueError(f"unknown dtype {name!r}")
+        raise UsageError(f"There is no dtype {name!r}; choose auto, {', '.join(DTYPES)}.")
     return name  # type: ignore[return-value]
 
 
@@ -92,6 +95,14 @@ def wire_memory(device: Device) -> None:
     limit = wired_limit_bytes(device)
     if limit is not None:
         mx.set_wired_limit(limit)
+
+
+def peak_memory_bytes() -> int:
+    """The most memory so far: MLX's own count on a GPU, the whole process's on the CPU."""
+    if _kind() != "cpu":
+        return mx.get_peak_memory()
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def environment() -> Environment:

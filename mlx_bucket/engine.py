@@ -36,8 +36,10 @@ class Work:
     """What the model was made to compute, counted where it is called."""
 
     forwards: int = 0
-    tokens_forwarded: int = 0
+    tokens_forwarded: int = 0  # prefix, suffixes, padding and steps
     prefix_tokens: int = 0
+    padding_tokens: int = 0  # behind suffixes
+    step_tokens: int = 0  # of labels, behind prompts
     decode_steps: int = 0
     head_rows: int = 0
 
@@ -92,6 +94,7 @@ class _Launched:
     """A bucket under way on the device."""
 
     bucket: Bucket
+    work: Work
     lengths: mx.array  # (rows,)
     last: mx.array  # (rows, dim)
     logits: mx.array  # (rows, trie tokens)
@@ -167,28 +170,29 @@ def _launch(
     logits = last @ scorer.head.T
     mx.async_eval(last, logits)  # type: ignore[no-untyped-call]
     layers = tuple(cache.kept for cache in caches if cache.kept)
-    return _Launched(bucket, lengths, last, logits, layers, prefix.length)
+    padding = tokens.size - int(lengths.sum())
+    work = Work(1, tokens.size, padding_tokens=padding, head_rows=len(bucket.rows))
+    return _Launched(bucket, work, mx.array(lengths), last, logits, layers, prefix.length)
 
 
 def _finish(scorer: Scorer, launched: _Launched) -> tuple[LabelScores, Work]:
     """Walk the trie for a bucket's rows: its root is computed, other branches cost a step."""
-    bucket = launched.bucket
-    work = [Work(1, bucket.forwarded_tokens, head_rows=len(bucket.rows))]
+    rows_in_bucket = len(launched.bucket.rows)
+    work = [launched.work]
     root = np.array(launched.logits)
 
     def ask(rows: Ints, branches: Ints) -> npt.NDArray[np.float32]:
         if not branches.any():
             return root[rows]
-        size = len(bucket.rows)
-        starts = range(0, len(rows), size)
-        steps = [
-            _step(scorer, launched, rows[s : s + size], branches[s : s + size]) for s in starts
-        ]
+        parts = range(0, len(rows), rows_in_bucket)
+        chunks = [slice(start, start + rows_in_bucket) for start in parts]
+        steps = [_step(scorer, launched, rows[chunk], branches[chunk]) for chunk in chunks]
         work.extend(step_work for _, step_work in steps)
         return np.concatenate([logits for logits, _ in steps])
 
-    trie, rows = scorer.trie, len(bucket.rows)
-    scores = score_labels(trie, rows, ask, decision=scorer.decision, wanted=scorer.wanted)
+    scores = score_labels(
+        scorer.trie, rows_in_bucket, ask, decision=scorer.decision, wanted=scorer.wanted
+    )
     return scores, sum(work, Work())
 
 
@@ -205,21 +209,23 @@ def _step(
     )
     last = _last_hidden(scorer.backbone(tokens, cache=caches), lengths)
     logits = np.array(last @ scorer.head.T)
-    return logits, Work(1, tokens.size, decode_steps=1, head_rows=len(rows))
+    return logits, Work(
+        1, tokens.size, step_tokens=tokens.size, decode_steps=1, head_rows=len(rows)
+    )
 
 
-def _padded(rows: Sequence[Ids]) -> tuple[mx.array, mx.array]:
+def _padded(rows: Sequence[Ids]) -> tuple[mx.array, Ids]:
     """Right-padded token ids ``(rows, longest)`` and the real lengths ``(rows,)``."""
     lengths = np.array([len(row) for row in rows], np.int32)
     tokens = np.full((len(rows), lengths.max()), PADDING_ID, np.int32)
     for padded, row in zip(tokens, rows, strict=True):
         padded[: len(row)] = row
-    return mx.array(tokens), mx.array(lengths)
+    return mx.array(tokens), lengths
 
 
-def _last_hidden(hidden: mx.array, lengths: mx.array) -> mx.array:
+def _last_hidden(hidden: mx.array, lengths: Ids) -> mx.array:
     """The hidden state of each row's last real token, ``(rows, dim)``, in float32."""
-    return hidden[mx.arange(hidden.shape[0]), lengths - 1].astype(mx.float32)
+    return hidden[mx.arange(hidden.shape[0]), mx.array(lengths - 1)].astype(mx.float32)
 
 
 def _head(model: Any) -> Any:

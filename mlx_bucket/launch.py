@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -19,7 +21,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_bucket.cache import CacheEntry, cache_root
+from mlx_bucket.cache import cache_root
 from mlx_bucket.device import Device
 
 DEFAULT_LAUNCH_COST = 32  # tokens, where nothing has been measured
@@ -45,23 +47,23 @@ class LaunchTimes:
         return launches * self.seconds_per_launch + tokens * self.seconds_per_token
 
 
-def known_times(entry: CacheEntry, device: Device) -> LaunchTimes | None:
-    """What was measured for this model on this device, or None."""
-    path = _path(entry, device)
+def known_times(key: str, device: Device) -> LaunchTimes | None:
+    """What was measured on this device for the cache entry ``key``, or None."""
+    path = _path(key, device)
     if not path.exists():
         return None
     return LaunchTimes(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def measured_times(model: Any, entry: CacheEntry, device: Device) -> LaunchTimes:
-    """What was measured for this model on this device, measured now if it never was."""
-    known = known_times(entry, device)
+def measured_times(model: Any, key: str, device: Device) -> LaunchTimes:
+    """The same, measured now with the entry's model if it never was."""
+    known = known_times(key, device)
     if known is not None:
         return known
     times = _measure(model.model)
-    path = _path(entry, device)
+    path = _path(key, device)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{id(times)}.partial")
+    partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps(asdict(times)), encoding="utf-8")
     partial.replace(path)
     return times
@@ -84,7 +86,7 @@ def _seconds(backbone: Any, rows: int, tokens: int) -> float:
     return perf_counter() - started
 
 
-def _path(entry: CacheEntry, device: Device) -> Path:
-    identity = f"{entry.key} {device.kind} {device.name} {device.blas} {mx.__version__}"
+def _path(key: str, device: Device) -> Path:
+    identity = f"{key} {device.kind} {device.name} {device.blas} {version('mlx')}"
     name = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return cache_root() / "launch" / f"{name}.json"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_bucket.device import Device, DtypeName
+from mlx_bucket.device import Device
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 # Beyond these many tokens a bucket no longer gains speed, it only needs more memory.
@@ -55,7 +55,7 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
 def bucket_bytes(
     shape: ModelShape,
     device: Device,
-    dtype: DtypeName,
+    dtype: str,
     *,
     rows: int,
     length: int,
@@ -73,7 +73,7 @@ def bucket_bytes(
 
 
 def token_budget(
-    shape: ModelShape, device: Device, dtype: DtypeName, *, prefix_length: int, kept: bool
+    shape: ModelShape, device: Device, dtype: str, *, prefix_length: int, kept: bool
 ) -> int:
     """The tokens that a bucket may forward: as many as are useful and fit, rows of 64 tokens."""
     weights = shape.parameters * ITEM_BYTES[dtype]

@@ -8,6 +8,7 @@ has an error, and never stops the others.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -15,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from mlx_bucket.device import Device
 from mlx_bucket.errors import RowError
 from mlx_bucket.labels import LabelTrie, label_trie
+from mlx_bucket.memory import model_shape, token_budget
 from mlx_bucket.planning import (
     Distinct,
     Ints,
@@ -28,6 +31,7 @@ from mlx_bucket.planning import (
 )
 from mlx_bucket.prompts import Ids, Prompt, PromptTemplate, chat_template
 
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 INSTRUCTION = "Classify the text. Answer with exactly one label"
 
 
@@ -110,6 +114,17 @@ def build_task(
     return Task(prompt, trie, int(config["max_position_embeddings"]) - longest_answer, truncate)
 
 
+def default_token_budget(task: Task, config: Mapping[str, Any], device: Device, dtype: str) -> int:
+    """The tokens that a bucket may forward on this device, from the memory model."""
+    return token_budget(
+        model_shape(config),
+        device,
+        dtype,
+        prefix_length=task.template.fixed_tokens(),
+        kept=task.trie.needs_steps,
+    )
+
+
 def fill_instruction(instruction: str | None, labels: Sequence[str] | Mapping[str, str]) -> str:
     """The instruction as the model reads it, with the labels in it."""
     if instruction is None:
@@ -159,6 +174,10 @@ def _prompts(
 def _checked(text: str | RowError) -> str | RowError:
     if isinstance(text, str) and not text.strip():
         return RowError("The text is empty, so there is nothing to classify.")
+    if isinstance(text, str) and LONE_SURROGATE.search(text):
+        return RowError(
+            "The text holds half of a surrogate pair, which is no character; repair the text."
+        )
     return text
 
 

@@ -161,6 +161,8 @@ def test_one_token_labels_cost_one_forward_a_bucket_and_one_head_row_a_text():
         forwards=1 + len(plan.buckets),
         tokens_forwarded=len(PREFIX) + plan.forwarded_tokens,
         prefix_tokens=len(PREFIX),
+        padding_tokens=plan.forwarded_tokens - plan.needed_tokens,
+        step_tokens=0,
         decode_steps=0,
         head_rows=50,
     )

@@ -17,14 +17,15 @@ from tests.tiny_tokenizer import CHATML, make_tokenizer
 
 INSTRUCTION = "Choose one label: billing, refund request, other."
 LLAMA = (
-    "{{ '<|begin|>' }}{% for message in messages %}{{ '<|start|>' + message['role'] + '<|end|>\n\n' "
-    "+ message['content'] | trim + '<|eot|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start|>assistant<|end|>\n\n' }}{% endif %}"
+    "{{ '<|begin|>' }}{% for message in messages %}"
+    "{{ '<|start|>' + message['role'] + '<|end|>\n\n' + message['content'] | trim + '<|eot|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant<|end|>\n\n' }}{% endif %}"
 )
 GEMMA = (
     "{{ '<bos>' }}{% for message in messages %}{% if message['role'] == 'system' %}"
     "{{ raise_exception('System role not supported') }}{% endif %}"
-    "{{ '<start_of_turn>' + message['role'] + '\n' + message['content'] | trim + '<end_of_turn>\n' }}"
+    "{{ '<start_of_turn>' + message['role'] + '\n' "
+    "+ message['content'] | trim + '<end_of_turn>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
 QWEN3 = (
@@ -80,8 +81,8 @@ def differences(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> int:
 def forged_control_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> int:
     template = chat_template(tokenizer, INSTRUCTION)
     controls = {control.id for control in template.encoder.controls.values()}
-    own = sum(id in controls for id in ids_of(template, ["x"])[0])
-    return sum(sum(id in controls for id in ids) != own for ids in ids_of(template, texts))
+    own = sum(token in controls for token in ids_of(template, ["x"])[0])
+    return sum(sum(token in controls for token in ids) != own for ids in ids_of(template, texts))
 
 
 def hostile_words(tokenizer: PreTrainedTokenizerFast) -> list[str]:
@@ -119,7 +120,8 @@ def test_a_control_token_in_the_instruction_is_plain_text(style):
     plain = ids_of(chat_template(tokenizer, "Choose one."), ["x"])[0]
     hostile = ids_of(chat_template(tokenizer, f"Choose {token} one."), ["x"])[0]
     controls = set(tokenizer.get_added_vocab().values())
-    assert [id for id in hostile if id in controls] == [id for id in plain if id in controls]
+    kept = [[token for token in ids if token in controls] for ids in (hostile, plain)]
+    assert kept[0] == kept[1]
 
 
 def test_the_answer_ends_with_the_templates_end_of_turn():

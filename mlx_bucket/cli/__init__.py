@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import cast
 
 import click
 
@@ -33,9 +34,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
         if name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"mlx_bucket.cli.{name}"), name)
-        assert isinstance(command, click.Command)
-        return command
+        module = importlib.import_module(f"mlx_bucket.cli.{name}")
+        return cast(click.Command, getattr(module, name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
@@ -45,9 +45,8 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except MlxBucketError as error:
-            shown = click.ClickException(str(error))
-            shown.exit_code = error.exit_code
-            raise shown from error
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(INTERRUPTED)

@@ -1,32 +1,34 @@
-"""``mlx-bucket classify``: read windows of rows, classify them, write them in order."""
+"""``mlx-bucket classify``: one label per row of a file."""
 
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
-from dataclasses import asdict
+from contextlib import closing, contextmanager
 from itertools import islice
-from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from types import FrameType
+from typing import Any
 
 import click
 
 from mlx_bucket.classify import Classifier, Options, load_model
+from mlx_bucket.cli import INTERRUPTED
 from mlx_bucket.cli.options import (
     batch_options,
     input_options,
+    open_input,
+    prompt_choices,
     read_labels,
-    read_template,
     task_options,
 )
-from mlx_bucket.cli.run import Outcome, Rows, Stop, run_job
-from mlx_bucket.cli.summary import summary_lines, summary_record
-from mlx_bucket.device import resolve_dtype
-from mlx_bucket.errors import UsageError
-from mlx_bucket.jobs import open_reader, open_sink, renamed_columns
-
-SOME_ROWS_FAILED, INTERRUPTED = 3, 130
+from mlx_bucket.cli.summary import summary_lines, summary_of
+from mlx_bucket.errors import RowError, UsageError
+from mlx_bucket.jobs.run import Outcome, answer_columns, run_job
+from mlx_bucket.jobs.sinks import Sink, open_sink
+from mlx_bucket.planning import Bucket
+from mlx_bucket.progress import Progress
 
 
 @click.command()
@@ -52,13 +54,12 @@ SOME_ROWS_FAILED, INTERRUPTED = 3, 130
 )
 @batch_options
 @click.option(
-    "--window",
-    type=click.IntRange(min=1),
-    default=16384,
+    "-o",
+    "--output",
+    default="-",
     show_default=True,
-    help="Rows that are read, planned and written at a time.",
+    help="Where the answers go, - for stdout; in the format of its ending, or that of FILE.",
 )
-@click.option("-o", "--output", default="-", help="The output, - for stdout; format by its ending.")
 @click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout; needs -o FILE."
@@ -67,36 +68,94 @@ SOME_ROWS_FAILED, INTERRUPTED = 3, 130
 def classify(ctx: click.Context, /, **given: Any) -> None:
     """Give each text of FILE (CSV or JSONL, - for stdin) one of your labels.
 
-    The output has FILE's rows and columns, and label, probability, margin and error behind them.
+    The output has FILE's rows and columns, and behind them label, probability, margin and error.
 
     \b
     Example: mlx-bucket classify tickets.csv --text body --labels billing,technical -o out.csv
     """
     if given["as_json"] and given["output"] == "-":
-        raise UsageError("--json needs the answers elsewhere than on stdout; give -o FILE too.")
-    options = _options(given)
+        raise UsageError("--json prints the summary on stdout, so give the answers -o FILE.")
     labels = read_labels(given["labels"], given["labels_file"])
-    reading = {name: given[name] for name in ("delimiter", "encoding")}
-    with open_reader(given["file"], format=given["input_format"], **reading) as reader:
-        reader.require_column(given["column"])
-        loading = perf_counter()
-        classifier = Classifier(
-            load_model(given["model"], dtype=given["dtype"], revision=given["revision"]),
-            labels=labels,
-            instruction=given["instruction"],
-            template=read_template(given["template"]),
-            options=options,
-        )
-        load_seconds = perf_counter() - loading
-        if given["show_prompt"]:
-            click.echo(classifier.task.template.rendered, err=True)
-        rows = Rows(islice(reader, given["limit"]), given["column"], given["window"])
-        columns = answer_columns(options, classifier.task.trie.names)
+    options = _options(given)
+    with closing(open_input(given)) as reader:
+        columns = answer_columns(options, list(labels))
         with open_sink(
             given["output"], reader=reader, answer_columns=columns, overwrite=given["overwrite"]
         ) as sink:
-            for taken, column in renamed_columns(sink).items():
-                click.echo(f"The input has a column {taken} already; ours is {column}.", err=True)
-            with Stop() as stop:
-                outcome = run_job(classifier, rows, sink, stop)
-    _finish(ctx, classifier, outcome, load_seconds, given["as_json"])
+            classifier, load_seconds = _load(given, labels, options)
+            _say_renamed(sink)
+            outcome = _run(classifier, islice(reader, given["limit"]), given, sink)
+    summary = summary_of(classifier, outcome, load_seconds)
+    if given["as_json"]:
+        click.echo(json.dumps(summary, indent=2))
+    click.echo("\n".join(summary_lines(summary)), err=True)
+    if outcome.stopped:
+        click.echo("Interrupted; the finished rows are in the output.", err=True)
+        ctx.exit(INTERRUPTED)
+    if outcome.report.errors:
+        ctx.exit(RowError.exit_code)
+
+
+def _options(given: dict[str, Any]) -> Options:
+    names = (
+        *("decision", "calibrate", "probabilities", "label_mass"),
+        *("batch_size", "token_budget", "launch_cost", "truncate"),
+    )
+    return Options(**{name: given[name] for name in names})
+
+
+def _load(given: dict[str, Any], labels: Any, options: Options) -> tuple[Classifier, float]:
+    started = perf_counter()
+    loaded = load_model(given["model"], dtype=given["dtype"], revision=given["revision"])
+    choices = prompt_choices(given)
+    classifier = Classifier(
+        loaded,
+        labels=labels,
+        instruction=choices["instruction"],
+        template=choices["template"],
+        options=options,
+    )
+    if given["show_prompt"]:
+        click.echo(classifier.task.template.rendered, err=True)
+    return classifier, perf_counter() - started
+
+
+def _say_renamed(sink: Sink) -> None:
+    for wanted, column in sink.renamed.items():
+        click.echo(
+            f"The input has a column {wanted!r} already, so ours is called {column!r}.", err=True
+        )
+
+
+def _run(classifier: Classifier, rows: Any, given: dict[str, Any], sink: Sink) -> Outcome:
+    """Run the job under a progress display, until its end or the first Ctrl-C."""
+    with Progress("Classifying") as progress, _stop_asked() as asked:
+
+        def on_bucket(bucket: Bucket) -> bool:
+            progress.advance(len(bucket.rows))
+            return bool(asked)
+
+        return run_job(
+            classifier, rows, given["column"], sink, window=given["window"], on_bucket=on_bucket
+        )
+
+
+@contextmanager
+def _stop_asked() -> Iterator[list[int]]:
+    """A list that gets the first SIGINT or SIGTERM; a second one takes effect at once."""
+    asked: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        asked.append(number)
+        click.echo("Ending after the buckets under way; press Ctrl-C again to end now.", err=True)
+        for each in before:
+            signal.signal(each, signal.default_int_handler)
+
+    try:
+        for number in before:
+            signal.signal(number, note)
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

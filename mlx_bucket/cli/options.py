@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from mlx_bucket.errors import UsageError
+from mlx_bucket.jobs.readers import Reader, open_reader, require_column
 from mlx_bucket.sources import DEFAULT_PRESET
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -21,6 +22,13 @@ Labels = Sequence[str] | Mapping[str, str]
 def input_options(command: Command) -> Command:
     """FILE and how to read it."""
     for option in (
+        click.option(
+            "--window",
+            type=click.IntRange(min=1),
+            default=16384,
+            show_default=True,
+            help="Rows that are read, planned and run at a time.",
+        ),
         click.option(
             "--limit", type=click.IntRange(min=1), help="Read at most so many rows of the file."
         ),
@@ -106,21 +114,43 @@ def read_labels(labels: str | None, labels_file: Path | None) -> Labels:
     Raises:
         UsageError: none or both are given, or the file does not hold labels.
     """
-    if (labels is None) == (labels_file is None):
-        raise UsageError("Give the labels either with --labels or with --labels-file.")
-    if labels is not None:
+    if labels is not None and labels_file is None:
         return _from_record(labels)
-    assert labels_file is not None
+    if labels_file is None or labels is not None:
+        raise UsageError("Give the labels either with --labels or with --labels-file.")
     try:
         text = labels_file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"The labels file {labels_file} is not UTF-8; save it as UTF-8.") from error
+        raise UsageError(
+            f"The labels file {labels_file} is not UTF-8; save it as UTF-8."
+        ) from error
     if labels_file.suffix.lower() == ".json":
         return _from_json(text, labels_file)
     return [line.strip() for line in text.split("\n") if line.strip()]
 
 
-def read_template(path: Path | None) -> str | None:
+def open_input(given: Mapping[str, Any]) -> Reader:
+    """A reader of FILE, which has the column of the texts."""
+    reader = open_reader(
+        given["file"],
+        format=given["input_format"],
+        delimiter=given["delimiter"],
+        encoding=given["encoding"],
+    )
+    require_column(reader, given["column"])
+    return reader
+
+
+def prompt_choices(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the options say of the prompt, as ``build_task`` and ``Classifier`` take it."""
+    return {
+        "instruction": given["instruction"],
+        "template": _read_template(given["template"]),
+        "truncate": given["truncate"],
+    }
+
+
+def _read_template(path: Path | None) -> str | None:
     """The text of a template file, without the line break at its end."""
     return None if path is None else path.read_text(encoding="utf-8-sig").removesuffix("\n")
 
@@ -131,7 +161,7 @@ def _from_record(labels: str) -> list[str]:
     except (csv.Error, ValueError) as error:
         raise UsageError(
             f"--labels {labels!r} is not one CSV record ({error}); "
-            'write --labels \'a,b,"c, d"\' or use --labels-file.'
+            "write --labels 'a,b,\"c, d\"' or use --labels-file."
         ) from error
     return [label.strip() for label in record]
 

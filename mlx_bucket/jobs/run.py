@@ -15,12 +15,10 @@ from time import perf_counter
 from mlx_bucket.classify import Classifier, Options, Report
 from mlx_bucket.decisions import Answer, RowScores
 from mlx_bucket.errors import RowError
-from mlx_bucket.jobs.files import Sink
 from mlx_bucket.jobs.rows import Row, text_of
+from mlx_bucket.jobs.sinks import Cell, Sink
 from mlx_bucket.planning import Bucket
 from mlx_bucket.windows import Window
-
-Cell = str | float | bool | None
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,7 @@ class Outcome:
     report: Report
     read_seconds: float
     write_seconds: float
+    unfinished: int  # rows that were read but not answered
     stopped: bool
 
 
@@ -69,11 +68,11 @@ def run_job(
     if that answers True, the run ends there and the rows finished so far are written.
     """
     job = _Job(classifier, column, sink)
-    for taken in job.timed(_windows(iter(rows), window)):
+    for taken in job.timed(windows_of(rows, window)):
         if job.run(taken, on_window, on_bucket):
             break
     job.write_held()
-    return Outcome(job.report, job.read_seconds, job.write_seconds, job.stopped)
+    return Outcome(job.report, job.read_seconds, job.write_seconds, job.unfinished, job.stopped)
 
 
 class _Job:
@@ -83,6 +82,7 @@ class _Job:
         self.classifier, self.column, self.sink = classifier, column, sink
         self.report = Report()
         self.read_seconds = self.write_seconds = 0.0
+        self.unfinished = 0
         self.stopped = False
         self._held: list[_Scored] = []
 
@@ -103,14 +103,19 @@ class _Job:
         on_bucket: Callable[[Bucket], bool | None],
     ) -> bool:
         """Score one window and write it, or hold it; True if the run was stopped in it."""
-        window = self.classifier.prepare([_text(row, self.column) for row in rows])
+        window = self.classifier.prepare(texts_of(rows, self.column))
         on_window(window)
-        scores, report = self.classifier.score(window, on_bucket)
+
+        def told(bucket: Bucket) -> bool:
+            self.stopped = bool(on_bucket(bucket))
+            return self.stopped
+
+        scores, report = self.classifier.score(window, told)
         self.report += report
         self._held.append(_Scored(rows, scores))
         if self.classifier.options.calibrate == "none":
             self.write_held()
-        self.stopped = not bool(scores.finished.all())
+        self.unfinished += int((~scores.finished).sum())
         return self.stopped
 
     def write_held(self) -> None:
@@ -118,14 +123,12 @@ class _Job:
         held, self._held = self._held, []
         decided = self.classifier.decide([scored.scores for scored in held]) if held else []
         for scored, answers in zip(held, decided, strict=True):
-            for row, answer, done in zip(
-                scored.rows, answers, scored.scores.finished, strict=True
-            ):
+            for row, answer, done in zip(scored.rows, answers, scored.scores.finished, strict=True):
                 if done:
-                    self.sink.write(row, self._cells(answer))
+                    self.sink.write(row, self._cells(row, answer))
         self.write_seconds += perf_counter() - started
 
-    def _cells(self, answer: Answer) -> dict[str, Cell]:
+    def _cells(self, row: Row, answer: Answer) -> dict[str, Cell]:
         labels = self.classifier.task.trie.names
         every = answer.probabilities or dict.fromkeys(labels)
         cells: dict[str, Cell] = {
@@ -137,14 +140,21 @@ class _Job:
             **{f"probability of {label}": every[label] for label in labels},
             "label_mass": answer.label_mass,
             "truncated": answer.truncated,
-            "error": answer.error,
+            "error": answer.error and f"{row.where(self.column)}: {answer.error}",
         }
         return {name: cells[name] for name in answer_columns(self.classifier.options, labels)}
 
 
-def _windows(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
-    while taken := list(islice(rows, size)):
+def windows_of(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    """The rows in lists of at most ``size``."""
+    left = iter(rows)
+    while taken := list(islice(left, size)):
         yield taken
+
+
+def texts_of(rows: Sequence[Row], column: str) -> list[str | RowError]:
+    """Each row's text, or the error that stands in its place."""
+    return [_text(row, column) for row in rows]
 
 
 def _text(row: Row, column: str) -> str | RowError:

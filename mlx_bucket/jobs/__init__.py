@@ -1,0 +1,1 @@
+"""Jobs over files: readers of rows, sinks for answers, and the run between them."""

@@ -1,0 +1,211 @@
+"""Claims about writing answers: the input's columns stay, and finished rows are safe."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_bucket.errors import OutputError
+from mlx_bucket.jobs.readers import open_reader
+from mlx_bucket.jobs.sinks import free_names, open_sink
+from tests.test_readers import TABLE, csv_bytes
+
+ANSWERS = {"label": "refund", "probability": 0.123456789, "error": None}
+
+
+@contextmanager
+def opened(source, target, answers=ANSWERS, **options):
+    with (
+        closing(open_reader(str(source))) as reader,
+        open_sink(str(target), reader=reader, answer_columns=list(answers), **options) as sink,
+    ):
+        yield reader, sink
+
+
+def write_one_and_raise(source, target, error) -> None:
+    with opened(source, target) as (reader, sink):
+        sink.write(next(iter(reader)), ANSWERS)
+        raise error
+
+
+def raise_before_a_row(source, target) -> None:
+    with opened(source, target, overwrite=True):
+        raise RuntimeError
+
+
+def names_in(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def copy(source, target, answers=ANSWERS, **options) -> dict[str, str]:
+    """Write every row of ``source`` to ``target`` with the same answers."""
+    with opened(source, target, answers, **options) as (reader, sink):
+        for row in reader:
+            sink.write(row, answers)
+    return sink.renamed
+
+
+def read_csv(path) -> list[list[str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
+def read_jsonl(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+
+
+@given(TABLE)
+def test_csv_to_csv_keeps_every_field(tmp_path_factory, table):
+    folder = tmp_path_factory.mktemp("sink")
+    (folder / "in.csv").write_bytes(csv_bytes(table))
+    copy(folder / "in.csv", folder / "out.csv")
+    header, *rows = read_csv(folder / "out.csv")
+    assert header == ["id", "body", "label", "probability", "error"]
+    assert rows == [[a, b, "refund", "0.123457", ""] for a, b in table]
+
+
+@given(TABLE)
+def test_csv_to_jsonl_keeps_every_field_as_text(tmp_path_factory, table):
+    folder = tmp_path_factory.mktemp("sink")
+    (folder / "in.csv").write_bytes(csv_bytes(table))
+    copy(folder / "in.csv", folder / "out.jsonl")
+    expected = {"label": "refund", "probability": 0.123457, "error": None}
+    assert read_jsonl(folder / "out.jsonl") == [{"id": a, "body": b, **expected} for a, b in table]
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(st.characters(blacklist_categories=("Cs",))),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["id", "body", "label", "é"]), VALUES), max_size=6))
+def test_jsonl_to_jsonl_keeps_every_value(tmp_path_factory, records):
+    folder = tmp_path_factory.mktemp("sink")
+    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    (folder / "in.jsonl").write_text(lines, encoding="utf-8")
+    renamed = copy(folder / "in.jsonl", folder / "out.jsonl")
+    label = renamed.get("label", "label")
+    expected = {label: "refund", "probability": 0.123457, "error": None}
+    assert read_jsonl(folder / "out.jsonl") == [{**record, **expected} for record in records]
+
+
+def test_jsonl_to_jsonl_keeps_the_text_of_numbers_and_repeated_keys(tmp_path):
+    raw = '{"n": 1.0e5, "big": 123456789012345678901234567890, "a": 1, "a": 2, "s": "\\ud83d"'
+    (tmp_path / "in.jsonl").write_text(raw + " }\n")
+    copy(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert (tmp_path / "out.jsonl").read_text().startswith(raw + ', "label": "refund"')
+
+
+def test_jsonl_to_csv_has_a_column_for_every_key(tmp_path):
+    lines = '{"body": "a", "n": 5}\n{"body": null, "list": [1, "é"], "yes": true}\n'
+    (tmp_path / "in.jsonl").write_text(lines, encoding="utf-8")
+    copy(tmp_path / "in.jsonl", tmp_path / "out.csv")
+    assert read_csv(tmp_path / "out.csv") == [
+        ["body", "n", "list", "yes", "label", "probability", "error"],
+        ["a", "5", "", "", "refund", "0.123457", ""],
+        ["", "", '[1, "é"]', "true", "refund", "0.123457", ""],
+    ]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_a_broken_line_stays_in_the_output(tmp_path, ending):
+    (tmp_path / "in.jsonl").write_text('{"body": "a"}\nnot json\n')
+    copy(tmp_path / "in.jsonl", tmp_path / f"out.{ending}")
+    assert "not json" in (tmp_path / f"out.{ending}").read_text()
+
+
+def test_delimiter_and_line_ends_are_the_inputs(tmp_path):
+    (tmp_path / "in.csv").write_bytes(b"id;body\r\n1;a\r\n")
+    copy(tmp_path / "in.csv", tmp_path / "out.csv")
+    expected = b"id;body;label;probability;error\r\n1;a;refund;0.123457;\r\n"
+    assert (tmp_path / "out.csv").read_bytes() == expected
+
+
+def test_repeated_columns_stay_in_csv_and_are_told_apart_in_json(tmp_path):
+    (tmp_path / "in.csv").write_text("a,a,body\n1,2,x\n")
+    copy(tmp_path / "in.csv", tmp_path / "out.csv")
+    copy(tmp_path / "in.csv", tmp_path / "out.jsonl")
+    assert read_csv(tmp_path / "out.csv")[0][:3] == ["a", "a", "body"]
+    assert list(read_jsonl(tmp_path / "out.jsonl")[0])[:3] == ["a", "a_2", "body"]
+
+
+@given(st.lists(st.sampled_from(["label", "label_2", "error", "x"])))
+def test_answer_columns_never_take_a_column_of_the_input(taken):
+    names = free_names(["label", "error"], taken)
+    assert not set(names.values()) & set(taken)
+    assert len(set(names.values())) == 2
+
+
+def test_the_sink_says_which_columns_it_renamed(tmp_path):
+    (tmp_path / "in.csv").write_text("body,label\na,b\n")
+    assert copy(tmp_path / "in.csv", tmp_path / "out.csv") == {"label": "label_2"}
+
+
+def test_an_output_is_not_overwritten_unasked(tmp_path):
+    (tmp_path / "in.csv").write_text("body\na\n")
+    (tmp_path / "out.csv").write_text("precious")
+    with pytest.raises(OutputError, match="add --overwrite"):
+        copy(tmp_path / "in.csv", tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == "precious"
+
+
+def test_a_file_can_be_replaced_by_its_own_answers(tmp_path):
+    (tmp_path / "in.csv").write_text("body\na\nb\n")
+    copy(tmp_path / "in.csv", tmp_path / "in.csv", overwrite=True)
+    assert [row[0] for row in read_csv(tmp_path / "in.csv")] == ["body", "a", "b"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_run_that_breaks_off_keeps_its_finished_rows(tmp_path, error):
+    (tmp_path / "in.csv").write_text("body\na\nb\n")
+    with pytest.raises(error):
+        write_one_and_raise(tmp_path / "in.csv", tmp_path / "out.csv", error)
+    assert [row[0] for row in read_csv(tmp_path / "out.csv")] == ["body", "a"]
+    assert names_in(tmp_path) == ["in.csv", "out.csv"]
+
+
+def test_a_run_that_finishes_no_row_leaves_the_old_output_alone(tmp_path):
+    (tmp_path / "in.csv").write_text("body\na\n")
+    (tmp_path / "out.csv").write_text("precious")
+    with pytest.raises(RuntimeError):
+        raise_before_a_row(tmp_path / "in.csv", tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == "precious"
+    assert names_in(tmp_path) == ["in.csv", "out.csv"]
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [("nowhere/out.csv", "does not exist"), (".", "is a folder")],
+)
+def test_a_target_that_cannot_be_written_is_named(tmp_path, target, message):
+    (tmp_path / "in.csv").write_text("body\na\n")
+    with pytest.raises(OutputError, match=message):
+        copy(tmp_path / "in.csv", tmp_path / target)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_named_and_finished_rows_are_kept(tmp_path):
+    # The partial file is a link to a device that is always full.
+    (tmp_path / "in.csv").write_text("body\n" + "a\n" * 10_000)
+    partial = tmp_path / f".{os.getpid()}.partial-out.csv"
+    partial.symlink_to("/dev/full")
+    with pytest.raises(OutputError, match=r"out\.csv cannot be written: No space left on device"):
+        copy(tmp_path / "in.csv", tmp_path / "out.csv")
+
+
+def test_halves_of_surrogate_pairs_are_written_as_escapes(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"body": "a\\ud800b"}\n')
+    copy(tmp_path / "in.jsonl", tmp_path / "out.csv")
+    assert read_csv(tmp_path / "out.csv")[1][0] == "a\\ud800b"
