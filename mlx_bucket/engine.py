@@ -133,9 +133,11 @@ def run_plan(
     ``on_bucket`` is told of each bucket that is done; if it answers True, the run stops there.
     """
     rows, labels = len(suffixes), len(scorer.trie.names)
-    scores = LabelScores(np.empty((rows, labels)), np.empty(rows, np.int64), np.empty(rows))
+    scores = LabelScores(
+        np.full((rows, labels), np.nan), np.zeros(rows, np.int64), np.full(rows, np.nan)
+    )
     finished = np.zeros(rows, bool)
-    masses = np.empty(rows) if scorer.label_mass else None
+    masses = np.full(rows, np.nan) if scorer.label_mass else None
     work = Work()
     for launched in _one_ahead(_launch(scorer, prefix, suffixes, b) for b in plan.buckets):
         index = launched.bucket.rows

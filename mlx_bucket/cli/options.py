@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mlx_bucket.errors import UsageError
+from mlx_bucket.errors import InputError, UsageError
 from mlx_bucket.jobs.readers import Reader, open_reader, require_column
 from mlx_bucket.sources import DEFAULT_PRESET
 
@@ -137,7 +137,11 @@ def open_input(given: Mapping[str, Any]) -> Reader:
         delimiter=given["delimiter"],
         encoding=given["encoding"],
     )
-    require_column(reader, given["column"])
+    try:
+        require_column(reader, given["column"])
+    except InputError:
+        reader.close()
+        raise
     return reader
 
 
