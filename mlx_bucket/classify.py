@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from mlx_bucket.cache import Quantisation, Recipe, cache_root, find
 from mlx_bucket.decisions import Answer, RowScores, answers, calibrated_answers, label_means
 from mlx_bucket.device import current_device, resolve_dtype, wire_memory
 from mlx_bucket.engine import Scores, Work, make_scorer, run_plan, run_prefix
@@ -182,10 +183,26 @@ class Classifier:
         return prefix, work
 
 
-def load_model(name: str, *, dtype: str = "auto", revision: str | None = None) -> LoadedModel:
-    """Fetch, convert (once) and load a model in the device's best number format."""
-    source = resolve(name, revision=revision)
-    return load(convert(source, dtype=resolve_dtype(dtype, current_device())))
+def load_model(
+    name: str,
+    *,
+    dtype: str = "auto",
+    revision: str | None = None,
+    quantisation: Quantisation | None = None,
+    progress: bool = False,
+) -> LoadedModel:
+    """Fetch, convert (once) and load a model in a number format, or the device's best.
+
+    ``progress`` shows downloads and conversion on stderr. What is converted needs no weights of
+    the hub any more.
+    """
+    resolved = resolve_dtype(dtype, current_device())
+    source = resolve(name, revision=revision, weights=False, progress=progress)
+    recipe = Recipe(source.name, source.kind, source.identity, resolved, quantisation)
+    if entry := find(recipe.key, cache_root()):
+        return load(entry)
+    source = resolve(name, revision=revision, progress=progress)
+    return load(convert(source, dtype=resolved, quantisation=quantisation, progress=progress))
 
 
 def _spread(window: Window, scores: Scores) -> RowScores:

@@ -48,7 +48,18 @@ def main() -> None:
         str(FOLDER / name) for name in ("tickets.csv", "labels.json", "labelled.csv")
     )
     model = choose_model(given.model)
-    run("workload", "-n", str(given.rows), "--seed", "1", "-o", tickets, "--write-labels", labels)
+    run(
+        "workload",
+        "-n",
+        str(given.rows),
+        "--seed",
+        "1",
+        "-o",
+        tickets,
+        "--write-labels",
+        labels,
+        "--overwrite",
+    )
     classify = ["classify", tickets, "--text", "body", "--labels-file", labels, "--model", model]
     if code := run(*classify, "--calibrate", "batch", "-o", labelled, "--overwrite"):
         sys.exit(code)

@@ -150,6 +150,11 @@ def test_labels_may_come_from_a_file(tickets, tiny_folder, tmp_path, name, conte
     assert prompt in done.stderr
 
 
+def test_weights_can_be_quantised(tickets, tiny_folder):
+    done = run("classify", tickets, tiny_folder, "--q-bits", "8", "--limit", "2")
+    assert done.exit_code == 0
+
+
 def test_instruction_and_template_shape_the_prompt(tickets, tiny_folder, tmp_path):
     (tmp_path / "t.txt").write_text("Ticket: {text}\n")
     choices = ("--template", str(tmp_path / "t.txt"), "--instruction", "Pick: {labels}")
@@ -168,6 +173,7 @@ def test_instruction_and_template_shape_the_prompt(tickets, tiny_folder, tmp_pat
         ((), "a,,b", "A label is empty"),
         (("--dtype", "int3"), LABELS, "no dtype 'int3'"),
         (("--decision", "greedy", "--calibrate", "batch"), LABELS, "greedy"),
+        (("--q-group-size", "32"), LABELS, "needs --q-bits"),
         (("--delimiter", "::"), LABELS, "not one character"),
     ],
 )

@@ -21,6 +21,7 @@ from mlx_bucket.cli.options import (
     open_input,
     prompt_choices,
     read_labels,
+    read_quantisation,
     task_options,
 )
 from mlx_bucket.cli.summary import summary_lines, summary_of
@@ -106,7 +107,13 @@ def _options(given: dict[str, Any]) -> Options:
 
 def _load(given: dict[str, Any], labels: Any, options: Options) -> tuple[Classifier, float]:
     started = perf_counter()
-    loaded = load_model(given["model"], dtype=given["dtype"], revision=given["revision"])
+    loaded = load_model(
+        given["model"],
+        dtype=given["dtype"],
+        revision=given["revision"],
+        quantisation=read_quantisation(given),
+        progress=True,
+    )
     choices = prompt_choices(given)
     classifier = Classifier(
         loaded,

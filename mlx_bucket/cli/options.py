@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from mlx_bucket.cache import Quantisation
 from mlx_bucket.errors import InputError, UsageError
 from mlx_bucket.jobs.readers import Reader, open_reader, require_column
 from mlx_bucket.sources import DEFAULT_PRESET
@@ -73,6 +74,8 @@ def task_options(command: Command) -> Command:
         ),
         click.option("--labels", help='The labels as one CSV record: a,b,"c, d".'),
         click.option("--dtype", default="auto", show_default=True, help=DTYPE_HELP),
+        click.option("--q-group-size", type=int, help="Weights that share a scale; 64 if absent."),
+        click.option("--q-bits", type=int, help="Use weights quantised to so many bits."),
         click.option("--revision", help="Branch, tag or commit of a model from the hub."),
         click.option(
             "--model",
@@ -152,6 +155,18 @@ def prompt_choices(given: Mapping[str, Any]) -> dict[str, Any]:
         "template": _read_template(given["template"]),
         "truncate": given["truncate"],
     }
+
+
+def read_quantisation(given: Mapping[str, Any]) -> Quantisation | None:
+    """The quantisation of ``--q-bits`` and ``--q-group-size``, if there is one.
+
+    Raises:
+        UsageError: a group size is given without bits, or a number is not served.
+    """
+    bits, group_size = given["q_bits"], given["q_group_size"]
+    if bits is None and group_size is not None:
+        raise UsageError("--q-group-size needs --q-bits.")
+    return None if bits is None else Quantisation(bits, group_size or 64)
 
 
 def _read_template(path: Path | None) -> str | None:

@@ -19,6 +19,7 @@ from mlx_bucket.cli.options import (
     open_input,
     prompt_choices,
     read_labels,
+    read_quantisation,
     task_options,
 )
 from mlx_bucket.cli.text import histogram, megabytes, percent, table
@@ -92,7 +93,8 @@ def plan(**given: Any) -> None:
     )
     if given["show_prompt"]:
         click.echo(task.template.rendered, err=True)
-    times = known_times(Recipe(source.name, source.kind, source.identity, dtype).key, device)
+    recipe = Recipe(source.name, source.kind, source.identity, dtype, read_quantisation(given))
+    times = known_times(recipe.key, device)
     settings = PlanSettings(
         given["token_budget"] or default_token_budget(task, source.config, device, dtype),
         _launch_cost(given["launch_cost"], times),
