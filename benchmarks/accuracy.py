@@ -65,8 +65,8 @@ def main() -> None:
     given.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     print("| model | labels described | raw | calibrated |\n|---|---|---|---|")
     for row in results:
-        described = "yes" if row["descriptions"] else "no"
-        print(f"| {row['model']} | {described} | {row['raw']:.2f} | {row['calibrated']:.2f} |")
+        has = "yes" if row["descriptions"] else "no"
+        print(f"| {row['model']} | {has} | {row['raw']:.2f} | {row['calibrated']:.2f} |")
 
 
 if __name__ == "__main__":

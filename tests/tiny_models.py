@@ -17,7 +17,7 @@ FAMILIES = ("qwen2", "qwen3", "llama")
 VOCABULARY = 600
 
 
-def tiny_config(family: str, *, tied: bool = True) -> dict[str, Any]:
+def tiny_config(family: str, *, tied: bool = True, vocabulary: int = VOCABULARY) -> dict[str, Any]:
     return {
         "model_type": family,
         "hidden_size": 64,
@@ -28,18 +28,22 @@ def tiny_config(family: str, *, tied: bool = True) -> dict[str, Any]:
         "head_dim": 16,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "max_position_embeddings": 512,
         "rope_theta": 10000.0,
         "tie_word_embeddings": tied,
     }
 
 
-def tiny_model(family: str, *, tied: bool = True, seed: int = 0) -> Any:
+def tiny_model(
+    family: str, *, tied: bool = True, seed: int = 0, vocabulary: int = VOCABULARY
+) -> Any:
     """A model of the family, in float32, with weights large enough that answers vary."""
     module = importlib.import_module(f"mlx_lm.models.{family}")
     mx.random.seed(seed)
-    model = module.Model(module.ModelArgs.from_dict(tiny_config(family, tied=tied)))
+    model = module.Model(
+        module.ModelArgs.from_dict(tiny_config(family, tied=tied, vocabulary=vocabulary))
+    )
     randomise = nn.init.normal(std=0.25)
     model.apply(lambda weight: randomise(weight) if weight.ndim == 2 else weight)
     mx.eval(model.parameters())

@@ -23,6 +23,9 @@ SHORTEST, LONGEST = 48, 449  # tokens of a whole prompt
 SCALE, SPREAD = 46, 1.05  # of the lognormal tail behind the shortest
 FOREIGN_SHARE = 0.11  # tried; long tickets have no fitting phrases, so about 7 % are made
 EMOJI_SHARE = 0.1
+DETAIL_SHARE = 0.7  # of what is said beside the concern, as long as there are details
+SHORTEST_SENTENCE = 6  # tokens of a detail or a remark
+ASK_TOKENS = 9  # kept free for what is asked for at the end
 TRIES = 40
 
 Item = TypeVar("Item")
@@ -88,18 +91,23 @@ def _english(random: Random, label: str, tokens: int) -> str:
     tail = _filled(random, _pick(random, phrases.SIGNATURES)) if random.random() < 0.4 else ""
     tail = f"\n\n{tail}" if tail and tokens > 40 else ""
     sentences = [_filled(random, _pick(random, phrases.CONCERNS[label]))]
+    happy = label == "feedback"
     if random.random() < EMOJI_SHARE:
-        sentences[0] += _pick(random, phrases.EMOJI)
+        sentences[0] += _pick(random, phrases.HAPPY_EMOJI if happy else phrases.EMOJI)
     before = _below(random, 3) if tokens > 60 else 0
-    room = tokens - count_tokens(head + sentences[0] + tail)
-    for template in _shuffled(random, [*phrases.DETAILS[label], *phrases.REMARKS]):
+    room = tokens - count_tokens(head + sentences[0] + tail) - ASK_TOKENS
+    remarks = phrases.REMARKS if happy else phrases.REMARKS + phrases.COMPLAINTS
+    for template in _mixed(random, phrases.DETAILS[label], remarks):
+        if room < SHORTEST_SENTENCE:
+            break
         sentence = _misspelt(random, _filled(random, template))
         cost = count_tokens(f" {sentence}")
         if cost > room:
             continue
         room -= cost
         sentences.insert(0 if len(sentences) <= before else len(sentences), sentence)
-    return _completed(random, head + _joined(sentences), tail, tokens, phrases.FILLERS, " ")
+    ends = [*phrases.ASKS[label], *(_filled(random, thanks) for thanks in phrases.THANKS)]
+    return _completed(random, head + _joined(sentences), tail, tokens, ends, " ")
 
 
 def _foreign(random: Random, language: Language, label: str, tokens: int) -> str:
@@ -130,6 +138,14 @@ def _completed(
     return body + tail
 
 
+def _mixed(random: Random, details: Sequence[str], remarks: Sequence[str]) -> Iterator[str]:
+    """All of both in random order, with more details than remarks in front."""
+    queues = [_shuffled(random, details), _shuffled(random, remarks)]
+    while any(queues):
+        queue = queues[0] if random.random() < DETAIL_SHARE else queues[1]
+        yield (queue or queues[0] or queues[1]).pop()
+
+
 def _joined(sentences: Sequence[str]) -> str:
     """Sentences as paragraphs of four."""
     paragraphs = [sentences[start : start + 4] for start in range(0, len(sentences), 4)]
@@ -142,15 +158,16 @@ def _filled(random: Random, template: str) -> str:
         return template
     first, last = _pick(random, phrases.FIRST_NAMES), _pick(random, phrases.LAST_NAMES)
     day, month = 1 + _below(random, 28), _pick(random, phrases.MONTHS)
+    price = 20 + _below(random, 280)
     return template.format(
         first=first,
         last=last,
         mail=f"{first.lower()}@example.com",
         order=10_000 + _below(random, 90_000),
-        amount=f"${5 + _below(random, 300)}.{_below(random, 100):02d}",
-        amount2=f"${5 + _below(random, 300)}.00",
-        count=2 + _below(random, 40),
-        count2=2 + _below(random, 30),
+        amount=f"${price}.{_below(random, 100):02d}",
+        amount2=f"${price - 1 - _below(random, 15)}.00",
+        count=10 + _below(random, 40),
+        count2=2 + _below(random, 8),
         code=400 + _below(random, 160),
         version=f"{1 + _below(random, 9)}.{_below(random, 20)}",
         year=2008 + _below(random, 17),
