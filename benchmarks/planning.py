@@ -1,6 +1,7 @@
 """Plan a million prompts: seconds and memory of dedup, shared prefix and bucket boundaries.
 
 Run: .venv/bin/python benchmarks/planning.py [--prompts N]
+Writes benchmarks/results/planning.json with machine, versions and date, and prints the result.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ import argparse
 import json
 import resource
 import sys
+from datetime import date
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
+from mlx_bucket.device import environment
 from mlx_bucket.planning import distinct, planned, shared_prefix_length
 
 PREFIX_TOKENS = 36
+RESULTS = Path(__file__).parent / "results" / "planning.json"
 
 
 def make_prompts(count: int, seed: int) -> list[np.ndarray]:
@@ -50,6 +55,13 @@ def main() -> None:
         "shared_prefix": shared,
         "padding_share": round(plan.padding_share, 5),
     }
+    record = {
+        "date": date.today().isoformat(),
+        "environment": environment().as_dict(),
+        "result": result,
+    }
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(result))
 
 

@@ -12,6 +12,7 @@ import importlib.metadata
 import platform
 import sys
 import warnings
+from pathlib import Path
 
 CUDA_BACKENDS = ("mlx-cuda-12", "mlx-cuda-13", "mlx-cuda")
 
@@ -52,7 +53,8 @@ def _mkl_library() -> str | None:
     if not _is_installed("mkl"):
         return None
     files = importlib.metadata.files("mkl") or []
-    return next((str(f.locate()) for f in files if f.name.startswith("libmkl_rt.so")), None)
+    paths = (Path(str(f.locate())) for f in files if f.name.startswith("libmkl_rt.so"))
+    return next((str(path) for path in paths if path.exists()), None)
 
 
 def _mkl_is_loaded() -> bool:

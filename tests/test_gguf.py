@@ -171,7 +171,7 @@ def test_a_file_that_has_gone_is_named(tiny_model_folder, tmp_path):
     source = resolve(str(path))
     path.unlink()
     with pytest.raises(SourceError, match=r"The file .*model\.gguf of the model .* cannot be read"):
-        convert(source, cache=tmp_path)
+        convert(source, cache=tmp_path / "cache")
 
 
 def test_token_ids_are_in_the_generation_config(tiny_model_folder, tmp_path):

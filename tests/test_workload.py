@@ -112,6 +112,21 @@ def test_the_command_overwrites_nothing_unasked(tmp_path):
     assert (tmp_path / "t.csv").read_text() == "precious"
 
 
+def test_an_equal_labels_file_may_stand_already(tmp_path):
+    (tmp_path / "l.json").write_text(json.dumps(LABELS, indent=2) + "\n")
+    labels = str(tmp_path / "l.json")
+    assert CliRunner().invoke(commands, ["workload", "--write-labels", labels]).exit_code == 0
+
+
+def test_a_different_labels_file_is_not_replaced_unasked(tmp_path):
+    (tmp_path / "l.json").write_text("{}")
+    labels = str(tmp_path / "l.json")
+    done = CliRunner().invoke(commands, ["workload", "--write-labels", labels])
+    assert done.exit_code == 1
+    assert "--overwrite" in done.stderr
+    assert (tmp_path / "l.json").read_text() == "{}"
+
+
 def test_the_command_names_a_place_that_cannot_be_written(tmp_path):
     done = CliRunner().invoke(commands, ["workload", "-o", str(tmp_path / "no" / "t.csv")])
     assert done.exit_code == 1

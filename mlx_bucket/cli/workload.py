@@ -36,14 +36,14 @@ def workload(rows: int, seed: int, output: str, write_labels: Path | None, overw
     \b
     Example: mlx-bucket workload -n 600 --seed 1 -o tickets.csv --write-labels labels.json
     """
-    targets = [Path(output)] if output != "-" else []
-    targets += [write_labels] if write_labels else []
-    for target in targets:
-        if target.exists() and not overwrite:
-            raise OutputError(f"The file {target} exists; add --overwrite to replace it.")
+    descriptions = json.dumps(LABELS, indent=2) + "\n"
     try:
+        if output != "-" and Path(output).exists() and not overwrite:
+            raise _exists(output)
         if write_labels:
-            write_labels.write_text(json.dumps(LABELS, indent=2) + "\n", encoding="utf-8")
+            if not overwrite and write_labels.exists() and not _holds(write_labels, descriptions):
+                raise _exists(write_labels)
+            write_labels.write_text(descriptions, encoding="utf-8")
         _write(make_tickets(rows, seed), output)
     except BrokenPipeError:
         raise
@@ -51,6 +51,15 @@ def workload(rows: int, seed: int, output: str, write_labels: Path | None, overw
         raise OutputError(
             f"{error.filename or output} cannot be written: {error.strerror}; choose another place."
         ) from error
+
+
+def _exists(target: Path | str) -> OutputError:
+    return OutputError(f"The file {target} exists; add --overwrite to replace it.")
+
+
+def _holds(file: Path, text: str) -> bool:
+    """Whether the file is equal already, so that writing it loses nothing."""
+    return file.read_bytes() == text.encode()
 
 
 def _write(tickets: Sequence[Ticket], output: str) -> None:
