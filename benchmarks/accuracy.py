@@ -63,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", action="append", required=True)
     parser.add_argument("--rows", type=int, default=600)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=7)  # not one that was tuned on
     parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
     results = []

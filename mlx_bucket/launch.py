@@ -26,8 +26,8 @@ from mlx_bucket.device import Device
 
 DEFAULT_LAUNCH_COST = 32  # tokens, where nothing has been measured
 WORTH_MEASURING = 500  # rows
-SHAPES = ((1, 16), (1, 64), (4, 64), (8, 64))  # rows, tokens
-ROUNDS = 3
+SHAPES = ((1, 16), (1, 64), (4, 64))  # rows, tokens
+ROUNDS = 2
 
 
 @dataclass(frozen=True)

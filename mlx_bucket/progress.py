@@ -67,6 +67,12 @@ class Progress:
             self._shown_at = monotonic()
             print(f"{self.title}: {self._count()}", file=self._stream, flush=True)
 
+    def expect(self, count: int) -> None:
+        """Add to the total, of which more may become known on the way."""
+        self.total = (self.total or 0) + count
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], total=self.total)
+
     def _count(self) -> str:
         scale, unit = (2**20, "MiB") if self.unit == "bytes" else (1, self.unit)
         of = "" if self.total is None else f" of {self.total // scale:,}"

@@ -68,3 +68,13 @@ def test_following_counts_the_bytes_that_appear_in_a_folder(tmp_path):
         with following(bar, tmp_path):
             (tmp_path / "before").unlink()
         assert bar.done == 3
+
+
+def test_a_total_that_becomes_known_on_the_way_is_shown(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr("mlx_bucket.progress.SECONDS_BETWEEN_LINES", 0.0)
+    with Progress("Classifying", stream=stream) as progress:
+        progress.expect(3)
+        progress.expect(4)
+        progress.advance(2)
+    assert stream.getvalue() == "Classifying: 2 of 7 rows\n"

@@ -123,7 +123,7 @@ def _load(given: dict[str, Any], labels: Any, options: Options) -> tuple[Classif
         options=options,
     )
     if given["show_prompt"]:
-        click.echo(classifier.task.template.rendered, err=True)
+        click.echo(classifier.task.template.whole_string("{text}"), err=True)
     return classifier, perf_counter() - started
 
 
@@ -136,14 +136,21 @@ def _say_renamed(sink: Sink) -> None:
 
 def _run(classifier: Classifier, rows: Any, given: dict[str, Any], sink: Sink) -> Outcome:
     """Run the job under a progress display, until its end or the first Ctrl-C."""
-    with Progress("Classifying") as progress, _stop_asked() as asked:
+    progress = Progress("Classifying", unit="distinct texts")
+    with progress, _stop_asked() as asked:
 
         def on_bucket(bucket: Bucket) -> bool:
             progress.advance(len(bucket.rows))
             return bool(asked)
 
         return run_job(
-            classifier, rows, given["column"], sink, window=given["window"], on_bucket=on_bucket
+            classifier,
+            rows,
+            given["column"],
+            sink,
+            window=given["window"],
+            on_window=lambda window: progress.expect(len(window.distinct.first)),
+            on_bucket=on_bucket,
         )
 
 

@@ -92,7 +92,7 @@ def plan(**given: Any) -> None:
         **prompt_choices(given),
     )
     if given["show_prompt"]:
-        click.echo(task.template.rendered, err=True)
+        click.echo(task.template.whole_string("{text}"), err=True)
     recipe = Recipe(source.name, source.kind, source.identity, dtype, read_quantisation(given))
     times = known_times(recipe.key, device)
     settings = PlanSettings(
