@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import mlx_bucket
+
 PACKAGE = Path(__file__).parent.parent / "mlx_bucket"
 ORDER = [
     "blas",
@@ -86,3 +88,10 @@ def test_help_does_not_wait_for_mlx():
         "assert 'mlx.core' not in sys.modules and 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_the_public_names_are_these():
+    assert mlx_bucket.__all__ == ["Answer", "Classifier", "Options"]
+    assert all(isinstance(getattr(mlx_bucket, name), type) for name in mlx_bucket.__all__)
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = mlx_bucket.nonsense
