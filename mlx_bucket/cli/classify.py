@@ -111,7 +111,7 @@ def _load(given: dict[str, Any], labels: Any, options: Options) -> tuple[Classif
         given["model"],
         dtype=given["dtype"],
         revision=given["revision"],
-        quantisation=read_quantisation(given),
+        quantisation=read_quantisation(given["q_bits"], given["q_group_size"]),
         progress=True,
     )
     choices = prompt_choices(given)

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from mlx_bucket.cache import BITS, GROUP_SIZES, CacheEntry, Quantisation
+from mlx_bucket.cache import BITS, GROUP_SIZES, CacheEntry
+from mlx_bucket.cli.options import read_quantisation
 from mlx_bucket.cli.text import megabytes
 from mlx_bucket.sources import DEFAULT_PRESET, resolve
 
@@ -50,12 +51,10 @@ def convert(
     \b
     Example: mlx-bucket convert Qwen/Qwen2.5-0.5B-Instruct
     """
-    if q_group_size is not None and q_bits is None:
-        raise click.UsageError("--q-group-size needs --q-bits.")
+    quantisation = read_quantisation(q_bits, q_group_size)
     from mlx_bucket import weights
     from mlx_bucket.device import current_device, resolve_dtype
 
-    quantisation = None if q_bits is None else Quantisation(q_bits, q_group_size or 64)
     started = perf_counter()
     entry = weights.convert(
         resolve(name, revision=revision, progress=True),

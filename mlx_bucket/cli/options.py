@@ -157,13 +157,12 @@ def prompt_choices(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_quantisation(given: Mapping[str, Any]) -> Quantisation | None:
+def read_quantisation(bits: int | None, group_size: int | None) -> Quantisation | None:
     """The quantisation of ``--q-bits`` and ``--q-group-size``, if there is one.
 
     Raises:
         UsageError: a group size is given without bits, or a number is not served.
     """
-    bits, group_size = given["q_bits"], given["q_group_size"]
     if bits is None and group_size is not None:
         raise UsageError("--q-group-size needs --q-bits.")
     return None if bits is None else Quantisation(bits, group_size or 64)

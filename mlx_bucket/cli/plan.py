@@ -93,7 +93,13 @@ def plan(**given: Any) -> None:
     )
     if given["show_prompt"]:
         click.echo(task.template.whole_string("{text}"), err=True)
-    recipe = Recipe(source.name, source.kind, source.identity, dtype, read_quantisation(given))
+    recipe = Recipe(
+        source.name,
+        source.kind,
+        source.identity,
+        dtype,
+        read_quantisation(given["q_bits"], given["q_group_size"]),
+    )
     times = known_times(recipe.key, device)
     settings = PlanSettings(
         given["token_budget"] or default_token_budget(task, source.config, device, dtype),
