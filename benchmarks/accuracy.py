@@ -17,9 +17,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from mlx_bucket.classify import Classifier, Options, load_model
+from mlx_bucket.classify import Classifier, Options
 from mlx_bucket.decisions import RowScores, answers, calibrated_answers, label_means
 from mlx_bucket.device import environment
+from mlx_bucket.loading import load_model
 from mlx_bucket.workload import LABELS, Ticket, make_tickets
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"

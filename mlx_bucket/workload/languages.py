@@ -27,7 +27,7 @@ GERMAN = Language(
             "die App stürzt seit dem Update auf {version} ständig ab.",
             "beim Export kommt immer die Fehlermeldung {code}.",
         ),
-        "account": (
+        "login": (
             "ich habe mein Passwort vergessen und kann mich nicht anmelden.",
             "bitte ändern Sie die E-Mail-Adresse in meinem Profil.",
         ),
@@ -39,7 +39,7 @@ GERMAN = Language(
             "ich möchte mein Geld für Bestellung {order} zurück.",
             "ich habe die Ware am {date} zurückgeschickt und warte auf die Erstattung.",
         ),
-        "feedback": (
+        "opinion": (
             "ich wollte nur sagen, dass Ihr Service wirklich großartig ist.",
             "eine Idee: ein dunkles Design für die App wäre schön.",
         ),
@@ -70,7 +70,7 @@ FRENCH = Language(
             "l'application plante depuis la mise à jour {version}.",
             "le site affiche l'erreur {code} à chaque export.",
         ),
-        "account": (
+        "login": (
             "j'ai oublié mon mot de passe et je ne peux plus me connecter.",
             "merci de changer l'adresse e-mail de mon profil.",
         ),
@@ -82,7 +82,7 @@ FRENCH = Language(
             "je voudrais être remboursé pour la commande {order}.",
             "j'ai renvoyé l'article le {date} et j'attends mon remboursement.",
         ),
-        "feedback": (
+        "opinion": (
             "je voulais juste dire que votre équipe est formidable.",
             "une idée : un mode sombre serait très agréable.",
         ),
@@ -107,7 +107,7 @@ SPANISH = Language(
             "la aplicación se cierra sola desde la versión {version}.",
             "la página muestra el error {code} al exportar.",
         ),
-        "account": (
+        "login": (
             "olvidé mi contraseña y no puedo iniciar sesión.",
             "quiero cambiar el correo de mi perfil, por favor.",
         ),
@@ -119,7 +119,7 @@ SPANISH = Language(
             "quiero que me devuelvan el dinero del pedido {order}.",
             "devolví el producto el {date} y espero el reembolso.",
         ),
-        "feedback": (
+        "opinion": (
             "solo quería decir que su equipo es fantástico.",
             "una sugerencia: sería bueno tener un modo oscuro.",
         ),
@@ -144,7 +144,7 @@ PORTUGUESE = Language(
             "o aplicativo fecha sozinho desde a versão {version}.",
             "o site mostra o erro {code} ao exportar.",
         ),
-        "account": (
+        "login": (
             "esqueci a minha senha e não consigo entrar.",
             "quero mudar o e-mail do meu perfil, por favor.",
         ),
@@ -156,7 +156,7 @@ PORTUGUESE = Language(
             "quero o meu dinheiro de volta pelo pedido {order}.",
             "devolvi o produto em {date} e espero o reembolso.",
         ),
-        "feedback": (
+        "opinion": (
             "só queria dizer que a equipe de vocês é ótima.",
             "uma ideia: um modo escuro seria muito bom.",
         ),
@@ -175,10 +175,10 @@ CHINESE = Language(
     {
         "billing": ("我的账单显示{amount}，应该是{amount2}。", "订单{order}被重复扣款了。"),
         "technical": ("升级到{version}以后应用总是闪退。", "导出报告时出现错误{code}。"),
-        "account": ("我忘记了密码，无法登录。", "请帮我修改个人资料里的邮箱。"),
+        "login": ("我忘记了密码，无法登录。", "请帮我修改个人资料里的邮箱。"),
         "shipping": ("我的包裹{order}还没有到。", "快递送到了错误的地址。"),
         "refund": ("我想要订单{order}的退款。", "商品已经退回，请把钱退给我。"),
-        "feedback": ("你们的服务非常好，谢谢。", "建议增加深色模式。"),
+        "opinion": ("你们的服务非常好，谢谢。", "建议增加深色模式。"),
     },
     (
         "我从{year}年开始使用。",

@@ -91,7 +91,7 @@ def _english(random: Random, label: str, tokens: int) -> str:
     tail = _filled(random, _pick(random, phrases.SIGNATURES)) if random.random() < 0.4 else ""
     tail = f"\n\n{tail}" if tail and tokens > 40 else ""
     sentences = [_filled(random, _pick(random, phrases.CONCERNS[label]))]
-    happy = label == "feedback"
+    happy = label == "opinion"
     if random.random() < EMOJI_SHARE:
         sentences[0] += _pick(random, phrases.HAPPY_EMOJI if happy else phrases.EMOJI)
     before = _below(random, 3) if tokens > 60 else 0

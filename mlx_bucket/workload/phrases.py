@@ -5,10 +5,10 @@ from __future__ import annotations
 LABELS = {
     "billing": "a wrong charge, invoice, price, fee, tax, receipt or way to pay",
     "technical": "an error, a crash, or an app or device that does not work",
-    "account": "login, password, email address, user profile or settings",
+    "login": "password, sign-in, user name, profile or email address",
     "shipping": "a parcel, its delivery, its tracking or the courier",
     "refund": "the customer wants money back or sends a product back",
-    "feedback": "praise, thanks, an opinion or a suggestion, with nothing to be solved",
+    "opinion": "praise, thanks, an idea or a wish",
 }
 
 # The main concern of a ticket: whoever reads it knows the label.
@@ -45,21 +45,21 @@ CONCERNS = {
         "The video keeps stuttering, and the sound is out of step.",
         "After the installation the program shows a blue screen.",
     ),
-    "account": (
+    "login": (
         "I forgot my password, and the reset mail never comes.",
         "Please change the email address of my profile to {mail}.",
         "I cannot log in any more; it says that my user is locked.",
         "How do I delete my profile and all of my personal data?",
         "The two-factor code is rejected each time I sign in.",
-        "My old phone is gone, and I need a new login code.",
+        "My old phone is gone, and I need a new sign-in code.",
         "Can you merge my two profiles into one?",
         "I got married and need my last name changed to {last}.",
-        "Somebody else signed in as me on {date}; please secure my login.",
+        "Somebody else signed in as me on {date}; please secure my profile.",
         "How can I add a colleague as a second user with fewer rights?",
         "The verification link that you sent me has expired.",
         "I would like to change my user name, but the field is greyed out.",
         "Where can I switch off the newsletter in my settings?",
-        "My login works on the phone, but the website says unknown user.",
+        "I can sign in on the phone, but the website says unknown user.",
     ),
     "shipping": (
         "My parcel {order} should have been here on {date}.",
@@ -93,7 +93,7 @@ CONCERNS = {
         "The size is wrong, so I would like to send it back for a full repayment.",
         "I should get {amount} back for my return, but only received {amount2}.",
     ),
-    "feedback": (
+    "opinion": (
         "I just wanted to say that your team was wonderful.",
         "The new design of the app is lovely, well done!",
         "It would be nice if you offered a dark mode.",
@@ -147,10 +147,10 @@ DETAILS = {
         "With another cable and another network it fails as well.",
         "It has worked with the same software for years.",
     ),
-    "account": (
+    "login": (
         "I looked into the spam folder as well, there is nothing.",
         "The user name should be {last}{count}.",
-        "I am the only one who uses this login.",
+        "I am the only one who uses this user name.",
         "I have tried it on the phone and on the computer.",
         "The old address does not exist any more.",
         "I can prove who I am, if that is needed.",
@@ -198,7 +198,7 @@ DETAILS = {
         "I am within the return period of {count} days.",
         "By law you have to pay me back within fourteen days.",
     ),
-    "feedback": (
+    "opinion": (
         "There is no need to answer, I only wanted you to know.",
         "My whole family uses it every day.",
         "Other companies could learn from you.",
@@ -212,7 +212,7 @@ DETAILS = {
         "Please pass my thanks on to everybody.",
         "I would give you ten points out of ten.",
         "I have recommended you to {count2} friends.",
-        "It is just an opinion, of course.",
+        "It is just a thought, of course.",
         "Such good service has become rare.",
     ),
 }
@@ -293,14 +293,14 @@ ASKS = {
         "It is simply broken.",
         "Is there a version without this bug?",
     ),
-    "account": (
-        "Please unlock my login.",
+    "login": (
+        "Please unlock my user.",
         "How can I sign in?",
         "Please update my profile.",
         "Please help me with my user profile.",
         "What do I have to change in the settings?",
-        "Please send me a login link that works.",
-        "It is about my login.",
+        "Please send me a sign-in link that works.",
+        "It is about my password.",
     ),
     "shipping": (
         "Where is it?",
@@ -320,11 +320,11 @@ ASKS = {
         "I only want to give it back and be paid.",
         "Please confirm that you will pay me back.",
     ),
-    "feedback": (
+    "opinion": (
         "Keep it up!",
         "Well done!",
         "Great work, everybody!",
-        "Just my opinion.",
+        "Just my two cents.",
         "I wanted you to know that.",
         "It is only a suggestion, of course.",
         "Please pass it on to the team.",
@@ -348,7 +348,6 @@ TYPOS = {
     "the": "teh",
     "and": "adn",
     "would": "woud",
-    "account": "acount",
     "delivery": "delivry",
     "cannot": "cant",
 }
