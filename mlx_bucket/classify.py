@@ -7,28 +7,31 @@ The invariant: one answer per text, in the texts' order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from time import perf_counter
 from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from mlx_bucket.cache import Quantisation, Recipe, cache_root, find
+from mlx_bucket.backend import OnBucket, Work
+from mlx_bucket.certify import Certification, certify
 from mlx_bucket.decisions import Answer, RowScores, answers, calibrated_answers, label_means
-from mlx_bucket.device import current_device, resolve_dtype, wire_memory
-from mlx_bucket.engine import Scores, Work, make_scorer, run_plan, run_prefix
+from mlx_bucket.device import current_device, wire_memory
+from mlx_bucket.engine import Runner, Scores, make_scorer
 from mlx_bucket.errors import RowError, UsageError
 from mlx_bucket.labels import Decision, Ints, LabelScores
 from mlx_bucket.launch import DEFAULT_LAUNCH_COST, WORTH_MEASURING, measured_times
-from mlx_bucket.planning import Bucket
-from mlx_bucket.prefix import PrefixCache
-from mlx_bucket.sources import DEFAULT_PRESET, resolve
-from mlx_bucket.weights import LoadedModel, convert, load
+from mlx_bucket.loading import is_exact, load_exact, load_model
+from mlx_bucket.measurements import device_identity, keep, recall
+from mlx_bucket.planning import sequential_plan
+from mlx_bucket.sources import DEFAULT_PRESET
+from mlx_bucket.weights import LoadedModel
 from mlx_bucket.windows import PlanSettings, Window, build_task, default_token_budget, prepare
 
 Number = TypeVar("Number", bound=np.generic)
+BOUNDS = "bounds"  # the kind of measurement that a certification keeps
 NON_FINITE = RowError(
     "The model gave a score that is not a finite number for this text; run it in float32 "
     "(--dtype float32), and check the weights with mlx-bucket cache verify."
@@ -45,6 +48,7 @@ class Options:
     ``batch_size``: fixed buckets instead of planned ones. ``token_budget``: tokens a bucket may
     forward. ``launch_cost``: tokens that a bucket more is worth; measured if None.
     ``truncate``: cut the end of a text that is longer than the model's context.
+    ``certify``: run rows again in float32 where a lower precision might have changed the label.
     """
 
     decision: Decision = "exact"
@@ -55,8 +59,14 @@ class Options:
     token_budget: int | None = None
     launch_cost: int | None = None
     truncate: bool = False
+    certify: bool = False
 
     def __post_init__(self) -> None:
+        if self.certify and self.calibrate != "none":
+            raise UsageError(
+                "A calibration takes the mean over all rows, so certified labels would need all of "
+                "them in float32; use --dtype float32 instead of --certify."
+            )
         if self.decision == "greedy" and (self.calibrate != "none" or self.probabilities):
             raise UsageError(
                 "A greedy decision scores only the labels on its way, so it can neither be "
@@ -83,6 +93,7 @@ class Report:
     plan_seconds: float = 0.0
     forward_seconds: float = 0.0
     work: Work = field(default_factory=Work)
+    certification: Certification = field(default_factory=Certification)
 
     def __add__(self, other: Report) -> Report:
         return Report(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -120,14 +131,8 @@ class Classifier:
             template=template,
             truncate=self.options.truncate,
         )
-        self._scorer = make_scorer(
-            self.loaded.model,
-            self.task.trie,
-            decision=self.options.decision,
-            wanted="all" if self.options.wants_all else "best",
-            label_mass=self.options.label_mass,
-        )
-        self._prefix: tuple[bytes, PrefixCache] | None = None
+        self._runner = self._runner_of(self.loaded)
+        self._exact_runner: Runner | None = None
 
     def classify(self, texts: Sequence[str]) -> list[Answer]:
         """One answer per text, in order; a text that cannot be answered has its error."""
@@ -139,18 +144,20 @@ class Classifier:
         return prepare(self.task, texts, self._plan_settings(len(texts)))
 
     def score(
-        self, window: Window, on_bucket: Callable[[Bucket], bool | None] = lambda _: None
+        self, window: Window, on_bucket: OnBucket = lambda _: None
     ) -> tuple[RowScores, Report]:
         """Run a window: raw label scores of its rows, and what was done.
 
         ``on_bucket`` hears of each bucket that is done, and stops the run by answering True.
         """
         started = perf_counter()
-        prefix, prefix_work = self._prefix_of(window)
-        scores = run_plan(self._scorer, prefix, window.suffixes, window.plan, on_bucket)
+        scores = self._runner.run(window.prefix, window.suffixes, window.plan, on_bucket)
         seconds = perf_counter() - started
+        certification = Certification()
+        if self.options.certify:
+            scores, certification = self._certified(window, scores)
         rows = _spread(window, scores)
-        return rows, _report(window, rows, prefix_work + scores.work, seconds)
+        return rows, _report(window, rows, scores.work, seconds, certification)
 
     def decide(self, windows: Sequence[RowScores]) -> list[list[Answer]]:
         """The answers of each window; a calibration is over all of them."""
@@ -173,36 +180,48 @@ class Classifier:
             return DEFAULT_LAUNCH_COST
         return measured_times(self.loaded.model, self.loaded.entry.key, self.device).cost
 
-    def _prefix_of(self, window: Window) -> tuple[PrefixCache, Work]:
-        """The window's prefix cache; the last one is kept, since a job's windows share it."""
-        key = window.prefix.tobytes()
-        if self._prefix is not None and self._prefix[0] == key:
-            return self._prefix[1], Work()
-        prefix, work = run_prefix(self._scorer, window.prefix)
-        self._prefix = (key, prefix)
-        return prefix, work
+    def _runner_of(self, loaded: LoadedModel) -> Runner:
+        return Runner(
+            make_scorer(
+                loaded.model,
+                self.task.trie,
+                decision=self.options.decision,
+                wanted="all" if self.options.wants_all else "best",
+                label_mass=self.options.label_mass,
+            )
+        )
 
+    def _certified(self, window: Window, scores: Scores) -> tuple[Scores, Certification]:
+        """The scores, with float32's in the place of those that might be wrong."""
+        if is_exact(self.loaded):
+            return scores, Certification()
+        started = perf_counter()
+        finished = np.flatnonzero(scores.finished)
+        identity = self._identity()
+        known = recall(BOUNDS, identity, ["bound"])
+        labels, certification = certify(
+            scores.labels.rows(finished),
+            lambda rows: self._exact_scores(window, finished[rows]),
+            None if known is None else known["bound"],
+        )
+        keep(BOUNDS, identity, {"bound": certification.bound})
+        seconds = perf_counter() - started
+        certified = scores.labels.with_rows(finished, labels)
+        return replace(scores, labels=certified), replace(certification, seconds=seconds)
 
-def load_model(
-    name: str,
-    *,
-    dtype: str = "auto",
-    revision: str | None = None,
-    quantisation: Quantisation | None = None,
-    progress: bool = False,
-) -> LoadedModel:
-    """Fetch, convert (once) and load a model in a number format, or the device's best.
+    def _exact_scores(self, window: Window, rows: Ints) -> LabelScores:
+        """The label scores of some distinct prompts, each alone in float32."""
+        if self._exact_runner is None:
+            self._exact_runner = self._runner_of(load_exact(self.loaded))
+        every = window.suffixes
+        suffixes = [every[row] for row in rows]
+        plan = sequential_plan([len(suffix) for suffix in suffixes])
+        return self._exact_runner.run(window.prefix, suffixes, plan).labels
 
-    ``progress`` shows downloads and conversion on stderr. What is converted needs no weights of
-    the hub any more.
-    """
-    resolved = resolve_dtype(dtype, current_device())
-    source = resolve(name, revision=revision, weights=False, progress=progress)
-    recipe = Recipe(source.name, source.kind, source.identity, resolved, quantisation)
-    if entry := find(recipe.key, cache_root()):
-        return load(entry)
-    source = resolve(name, revision=revision, progress=progress)
-    return load(convert(source, dtype=resolved, quantisation=quantisation, progress=progress))
+    def _identity(self) -> str:
+        """What the error of this model's scores depends on, beside the texts."""
+        asked = f"{self.task.template.rendered} {self.task.trie.names} {self.options.decision}"
+        return f"{self.loaded.entry.key} {device_identity(self.device)} {asked}"
 
 
 def _spread(window: Window, scores: Scores) -> RowScores:
@@ -232,7 +251,9 @@ def _at(rows: int, at: Ints, values: npt.NDArray[Number], missing: float) -> npt
     return spread
 
 
-def _report(window: Window, rows: RowScores, work: Work, seconds: float) -> Report:
+def _report(
+    window: Window, rows: RowScores, work: Work, seconds: float, certification: Certification
+) -> Report:
     prompts, prefix = window.distinct_prompts, len(window.prefix)
     distinct_tokens = sum(map(len, prompts))
     return Report(
@@ -246,4 +267,5 @@ def _report(window: Window, rows: RowScores, work: Work, seconds: float) -> Repo
         plan_seconds=window.plan_seconds,
         forward_seconds=seconds,
         work=work,
+        certification=certification,
     )

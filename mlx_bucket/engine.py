@@ -8,14 +8,15 @@ reaches the head, and only the rows of the head that the trie offers are multipl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from mlx_bucket.backend import OnBucket, Work, one_ahead
 from mlx_bucket.labels import Decision, Ints, LabelScores, LabelTrie, Wanted, score_labels
 from mlx_bucket.planning import Bucket, Plan
 from mlx_bucket.prefix import (
@@ -29,24 +30,6 @@ from mlx_bucket.prompts import Ids
 
 PADDING_ID = 0  # any token does: causality hides it
 MASS_ROWS = 64  # rows whose logits over the whole vocabulary are held at a time
-
-
-@dataclass(frozen=True)
-class Work:
-    """What the model was made to compute, counted where it is called."""
-
-    forwards: int = 0
-    tokens_forwarded: int = 0  # prefix, suffixes, padding and steps
-    prefix_tokens: int = 0
-    padding_tokens: int = 0  # behind suffixes
-    step_tokens: int = 0  # of labels, behind prompts
-    decode_steps: int = 0
-    head_rows: int = 0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            *(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)),
-        )
 
 
 @dataclass(frozen=True)
@@ -114,6 +97,29 @@ def make_scorer(
     return Scorer(model, trie, _head_rows(model, trie.tokens), decision, wanted, label_mass)
 
 
+class Runner:
+    """A scorer that keeps the last prefix cache, since the windows of a job share it."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+        self._prefix: tuple[bytes, PrefixCache] | None = None
+
+    def run(
+        self,
+        prefix: Ids,
+        suffixes: Sequence[Ids],
+        plan: Plan,
+        on_bucket: OnBucket = lambda _: None,
+    ) -> Scores:
+        """Score every row of the plan; the work is that of the prefix, if it is a new one, too."""
+        work = Work()
+        if self._prefix is None or self._prefix[0] != prefix.tobytes():
+            cache, work = run_prefix(self.scorer, prefix)
+            self._prefix = (prefix.tobytes(), cache)
+        scores = run_plan(self.scorer, self._prefix[1], suffixes, plan, on_bucket)
+        return replace(scores, work=work + scores.work)
+
+
 def run_prefix(scorer: Scorer, ids: Ids) -> tuple[PrefixCache, Work]:
     """Compute the shared prefix's keys and values once."""
     prefix = compute_prefix(scorer.backbone, ids.tolist(), scorer.layers)
@@ -126,7 +132,7 @@ def run_plan(
     prefix: PrefixCache,
     suffixes: Sequence[Ids],
     plan: Plan,
-    on_bucket: Callable[[Bucket], bool | None] = lambda _: None,
+    on_bucket: OnBucket = lambda _: None,
 ) -> Scores:
     """Score every row of the plan.
 
@@ -139,7 +145,7 @@ def run_plan(
     finished = np.zeros(rows, bool)
     masses = np.full(rows, np.nan) if scorer.label_mass else None
     work = Work()
-    for launched in _one_ahead(_launch(scorer, prefix, suffixes, b) for b in plan.buckets):
+    for launched in one_ahead(_launch(scorer, prefix, suffixes, b) for b in plan.buckets):
         index = launched.bucket.rows
         bucket_scores, bucket_work = _finish(scorer, launched)
         scores.log_probabilities[index] = bucket_scores.log_probabilities
@@ -154,19 +160,10 @@ def run_plan(
     return Scores(scores, finished, masses, work)
 
 
-def _one_ahead(launches: Iterator[_Launched]) -> Iterator[_Launched]:
-    """The same items, each handed out only when the next one has been launched."""
-    waiting = next(launches, None)
-    while waiting is not None:
-        following = next(launches, None)
-        yield waiting
-        waiting = following
-
-
 def _launch(
     scorer: Scorer, prefix: PrefixCache, suffixes: Sequence[Ids], bucket: Bucket
 ) -> _Launched:
-    tokens, lengths = _padded([suffixes[row] for row in bucket.rows])
+    tokens, lengths = _padded([suffixes[row] for row in bucket.rows], bucket.length)
     caches = bucket_caches(prefix, scorer.layers, keep=scorer.trie.needs_steps)
     last = _last_hidden(scorer.backbone(tokens, cache=caches), lengths)
     logits = last @ scorer.head.T
@@ -203,7 +200,7 @@ def _step(
 ) -> tuple[npt.NDArray[np.float32], Work]:
     """Logits ``(pairs, trie tokens)`` after each row's prompt and the tokens of its branch."""
     paths = [np.array(scorer.trie.branches[branch].path, np.int32) for branch in branches]
-    tokens, lengths = _padded(paths)
+    tokens, lengths = _padded(paths, max(map(len, paths)))
     index = mx.array(rows)
     layers = [layer.rows(index) for layer in launched.layers]
     caches = extension_caches(
@@ -216,10 +213,10 @@ def _step(
     )
 
 
-def _padded(rows: Sequence[Ids]) -> tuple[mx.array, Ids]:
-    """Right-padded token ids ``(rows, longest)`` and the real lengths ``(rows,)``."""
+def _padded(rows: Sequence[Ids], width: int) -> tuple[mx.array, Ids]:
+    """Right-padded token ids ``(rows, width)`` and the real lengths ``(rows,)``."""
     lengths = np.array([len(row) for row in rows], np.int32)
-    tokens = np.full((len(rows), lengths.max()), PADDING_ID, np.int32)
+    tokens = np.full((len(rows), width), PADDING_ID, np.int32)
     for padded, row in zip(tokens, rows, strict=True):
         padded[: len(row)] = row
     return mx.array(tokens), lengths

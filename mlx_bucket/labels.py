@@ -52,6 +52,30 @@ class LabelTrie:
         """Whether some answer needs the model to read a part of a label."""
         return len(self.branches) > 1
 
+    @property
+    def decisive_tokens(self) -> int:
+        """Tokens after which any two answers have parted: what a generation loop must make."""
+        return max(len(branch.path) for branch in self.branches) + 1
+
+    def allowed_after(self, generated: Sequence[int]) -> list[int]:
+        """The tokens that may follow; none once the generated ones tell the label."""
+        walked = tuple(generated)
+        for branch in self.branches:
+            if branch.path[: len(walked)] == walked:
+                forced = branch.path[len(walked) : len(walked) + 1]
+                return list(forced) or [self.tokens[column] for column in branch.columns]
+        return []
+
+    def label_after(self, generated: Sequence[int]) -> int:
+        """The number of the label that the generated tokens lead to."""
+        branch = self.branches[0]
+        while True:
+            offered = [self.tokens[column] for column in branch.columns]
+            child = offered.index(generated[len(branch.path)])
+            if branch.labels[child] >= 0:
+                return int(branch.labels[child])
+            branch = self.branches[branch.branches[child]]
+
 
 @dataclass(frozen=True)
 class LabelScores:
@@ -65,6 +89,18 @@ class LabelScores:
     log_probabilities: Floats
     winners: Ints  # (rows,)
     margins: Floats
+
+    def rows(self, index: Ints) -> LabelScores:
+        """The scores of the chosen rows."""
+        return LabelScores(self.log_probabilities[index], self.winners[index], self.margins[index])
+
+    def with_rows(self, index: Ints, others: LabelScores) -> LabelScores:
+        """The same, with the scores of other rows in the place of the chosen ones."""
+        changed = self.rows(np.arange(len(self.winners)))
+        changed.log_probabilities[index] = others.log_probabilities
+        changed.winners[index] = others.winners
+        changed.margins[index] = others.margins
+        return changed
 
 
 # Asked for branches (rows, branch numbers: both (pairs,)), the model answers with the logits

@@ -8,12 +8,7 @@ slow down, and what was measured elsewhere is never used.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
-from pathlib import Path
+from dataclasses import asdict, dataclass, fields
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -21,13 +16,15 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_bucket.cache import cache_root
 from mlx_bucket.device import Device
+from mlx_bucket.measurements import device_identity, keep, recall
 
 DEFAULT_LAUNCH_COST = 32  # tokens, where nothing has been measured
 WORTH_MEASURING = 500  # rows
 SHAPES = ((1, 16), (1, 64), (4, 64))  # rows, tokens
 ROUNDS = 2
+HIGHEST_COST = 2**20  # tokens: more than any bucket could pad, so a higher cost plans the same
+AN_HOUR = 3600.0  # no forward pass takes so long: whatever says so was not measured
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class LaunchTimes:
     @property
     def cost(self) -> int:
         """The fixed time in tokens."""
-        return round(self.seconds_per_launch / self.seconds_per_token)
+        return round(min(self.seconds_per_launch / self.seconds_per_token, HIGHEST_COST))
 
     def estimate(self, launches: int, tokens: int) -> float:
         """Seconds for so many forward passes over so many tokens."""
@@ -49,10 +46,12 @@ class LaunchTimes:
 
 def known_times(key: str, device: Device) -> LaunchTimes | None:
     """What was measured on this device for the cache entry ``key``, or None."""
-    path = _path(key, device)
-    if not path.exists():
+    known = recall("launch", _identity(key, device), [field.name for field in fields(LaunchTimes)])
+    if known is None:
         return None
-    return LaunchTimes(**json.loads(path.read_text(encoding="utf-8")))
+    times = LaunchTimes(**known)
+    plausible = times.seconds_per_launch < AN_HOUR and 0 < times.seconds_per_token < AN_HOUR
+    return times if plausible else None
 
 
 def measured_times(model: Any, key: str, device: Device) -> LaunchTimes:
@@ -61,11 +60,7 @@ def measured_times(model: Any, key: str, device: Device) -> LaunchTimes:
     if known is not None:
         return known
     times = _measure(model.model)
-    path = _path(key, device)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(asdict(times)), encoding="utf-8")
-    partial.replace(path)
+    keep("launch", _identity(key, device), asdict(times))
     return times
 
 
@@ -86,7 +81,5 @@ def _seconds(backbone: Any, rows: int, tokens: int) -> float:
     return perf_counter() - started
 
 
-def _path(key: str, device: Device) -> Path:
-    identity = f"{key} {device.kind} {device.name} {device.blas} {version('mlx')}"
-    name = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    return cache_root() / "launch" / f"{name}.json"
+def _identity(key: str, device: Device) -> str:
+    return f"{key} {device_identity(device)}"

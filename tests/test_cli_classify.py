@@ -80,7 +80,8 @@ def test_the_summary_as_json_counts_the_work(tickets, tiny_folder, tmp_path):
     assert summary["head_rows"] == 3  # two rows of four are equal
     assert summary["tokens_forwarded"] == summary["tokens_needed"] + summary["padding_tokens"]
     assert summary["tokens_saved_by_dedup"] > 0
-    assert set(summary["seconds"]) == {"read", "tokenise", "plan", "forward", "write"}
+    phases = {"read", "tokenise", "plan", "forward", "certify", "write"}
+    assert set(summary["seconds"]) == phases
 
 
 def test_json_needs_the_answers_elsewhere(tickets, tiny_folder):

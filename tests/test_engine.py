@@ -9,7 +9,8 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from mlx_bucket.engine import Scorer, Scores, Work, _one_ahead, make_scorer, run_plan, run_prefix
+from mlx_bucket.backend import Work, one_ahead
+from mlx_bucket.engine import Scorer, Scores, make_scorer, run_plan, run_prefix
 from mlx_bucket.labels import LabelTrie, log_softmax
 from mlx_bucket.planning import Plan, fixed_plan, planned
 from tests.test_labels import trie_of
@@ -219,7 +220,7 @@ def test_each_launch_is_handed_out_after_the_next_has_begun():
             begun.append(number)
             yield number
 
-    assert [(item, list(begun)) for item in _one_ahead(launches())] == [
+    assert [(item, list(begun)) for item in one_ahead(launches())] == [
         (0, [0, 1]),
         (1, [0, 1, 2]),
         (2, [0, 1, 2]),

@@ -55,6 +55,19 @@ class Model:
         return total
 
 
+@given(PATHS)
+def test_walking_any_label_is_allowed_and_leads_to_it(paths):
+    trie, ids = trie_of(paths)
+    for number, path in enumerate(ids):
+        decisive = next(n for n in range(len(path) + 1) if not trie.allowed_after(path[:n]))
+        for walked in range(decisive):
+            assert path[walked] in trie.allowed_after(path[:walked])
+        assert trie.label_after(path) == number
+        assert decisive <= trie.decisive_tokens
+        others = [other for other in ids if other != path]
+        assert not any(other[:decisive] == path[:decisive] for other in others)
+
+
 @given(PATHS, st.integers(0, 999))
 def test_every_labels_score_is_the_product_over_its_branches(paths, seed):
     trie, ids = trie_of(paths)

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from mlx_bucket.classify import Classifier, Options, load_model
+from mlx_bucket.classify import Classifier, Options
 from mlx_bucket.cli import INTERRUPTED
 from mlx_bucket.cli.options import (
     batch_options,
@@ -23,17 +23,20 @@ from mlx_bucket.cli.options import (
     read_labels,
     read_quantisation,
     task_options,
+    window_option,
 )
 from mlx_bucket.cli.summary import summary_lines, summary_of
 from mlx_bucket.errors import RowError, UsageError
 from mlx_bucket.jobs.run import Outcome, answer_columns, run_job
 from mlx_bucket.jobs.sinks import Sink, open_sink
+from mlx_bucket.loading import load_model
 from mlx_bucket.planning import Bucket
 from mlx_bucket.progress import Progress
 
 
 @click.command()
 @input_options
+@window_option
 @task_options
 @click.option(
     "--decision",
@@ -52,6 +55,11 @@ from mlx_bucket.progress import Progress
 @click.option("--probabilities", is_flag=True, help="Add a column with each label's probability.")
 @click.option(
     "--label-mass", is_flag=True, help="Add the share of the vocabulary that the labels held."
+)
+@click.option(
+    "--certify",
+    is_flag=True,
+    help="Run rows again in float32 where a lower precision might have changed their label.",
 )
 @batch_options
 @click.option(
@@ -100,7 +108,7 @@ def classify(ctx: click.Context, /, **given: Any) -> None:
 def _options(given: dict[str, Any]) -> Options:
     names = (
         *("decision", "calibrate", "probabilities", "label_mass"),
-        *("batch_size", "token_budget", "launch_cost", "truncate"),
+        *("batch_size", "token_budget", "launch_cost", "truncate", "certify"),
     )
     return Options(**{name: given[name] for name in names})
 

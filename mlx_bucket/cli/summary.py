@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from mlx_bucket.classify import Classifier
@@ -19,6 +20,7 @@ def summary_of(classifier: Classifier, outcome: Outcome, load_seconds: float) ->
         "tokenise": report.tokenise_seconds,
         "plan": report.plan_seconds,
         "forward": report.forward_seconds,
+        "certify": report.certification.seconds,
         "write": outcome.write_seconds,
     }
     total = sum(seconds.values())
@@ -47,6 +49,7 @@ def summary_of(classifier: Classifier, outcome: Outcome, load_seconds: float) ->
         "prefix_tokens": work.prefix_tokens,
         "tokens_saved_by_prefix": report.saved_by_prefix,
         "tokens_saved_by_dedup": report.saved_by_dedup,
+        "certification": asdict(report.certification) if classifier.options.certify else None,
         "load_seconds": load_seconds,
         "seconds": seconds,
         "peak_memory_bytes": peak_memory_bytes(),
@@ -71,6 +74,18 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         f"Saved: {summary['tokens_saved_by_prefix']:,} tokens by the shared prefix, "
         f"{summary['tokens_saved_by_dedup']:,} by running equal prompts once."
     )
+    if certification := summary["certification"]:
+        yield _certified(certification)
     split = ", ".join(f"{name} {spent:.1f} s" for name, spent in seconds.items())
     yield f"Time: load {summary['load_seconds']:.1f} s; then {split}."
     yield f"Peak memory {megabytes(summary['peak_memory_bytes'])}."
+
+
+def _certified(certification: Mapping[str, Any]) -> str:
+    if not certification["reruns"]:
+        return f"Certified: every margin is above {certification['bound']:.2g}; no row ran again."
+    return (
+        f"Certified: {certification['reruns']:,} rows ran again in float32, which changed "
+        f"{certification['changed']:,} labels; every other margin is above "
+        f"{certification['bound']:.2g}. {certification['undecided']:,} rows are too close to call."
+    )
