@@ -1,0 +1,90 @@
+"""PyTorch as a backend: the article's way, and the best by our own ideas.
+
+In go a job and a strategy; out comes a run with its work, time and memory. The invariant: the clock
+stops only when the device has finished and the scores are in host memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from mlx_bucket.backend import Job, OnBucket, Run, Strategy
+from mlx_bucket.errors import UsageError
+from mlx_bucket.peak import peak_bytes, reset_peak
+from mlx_bucket.reference.generation import generate
+from mlx_bucket.reference.scoring import score
+
+STRATEGIES = (
+    Strategy("generate", batch_size=1),
+    Strategy("generate", batch_size=32),
+    Strategy("bucketed"),
+    Strategy("planned"),
+    Strategy("bucketed", shared_prefix=True),
+    Strategy("planned", shared_prefix=True),
+)
+
+
+@dataclass(frozen=True)
+class TorchBackend:
+    """A Transformers model on its device."""
+
+    model: Any
+
+    @property
+    def name(self) -> str:
+        return f"torch {self.model.device.type} {str(self.model.dtype).removeprefix('torch.')}"
+
+    @property
+    def strategies(self) -> tuple[Strategy, ...]:
+        return STRATEGIES
+
+    def run(self, job: Job, strategy: Strategy, on_bucket: OnBucket = lambda _: None) -> Run:
+        """Score every label of every row of the job; ``generate`` gives greedy winners only.
+
+        If ``on_bucket`` answers True the run stops there; rows not reached have the winner -1.
+        Memory is that of the GPU, or on the CPU that of the whole process.
+
+        Raises:
+            UsageError: the strategy is of another library.
+        """
+        if strategy.name == "batch_generate":
+            raise UsageError("The strategy batch_generate is mlx-lm's; PyTorch's is generate.")
+        kind = self.model.device.type
+        _reset_peak(kind)
+        _wait(kind)
+        started = perf_counter()
+        with torch.inference_mode():
+            if strategy.name == "generate":
+                scores, work = generate(self.model, job, strategy, on_bucket)
+            else:
+                scores, work = score(self.model, job, strategy, on_bucket)
+        _wait(kind)
+        return Run(scores, work, perf_counter() - started, _peak(kind))
+
+
+def _wait(kind: str) -> None:
+    """Let the device finish what it was given."""
+    if kind == "cuda":
+        torch.cuda.synchronize()
+    elif kind == "mps":
+        torch.mps.synchronize()
+
+
+def _reset_peak(kind: str) -> None:
+    if kind == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    elif kind == "cpu":
+        reset_peak()
+
+
+def _peak(kind: str) -> int:
+    """Bytes at the most; Metal tells only what its driver holds now, which seldom shrinks."""
+    if kind == "cuda":
+        return torch.cuda.max_memory_allocated()  # type: ignore[no-any-return]
+    if kind == "mps":
+        return torch.mps.driver_allocated_memory()  # type: ignore[no-any-return]
+    return peak_bytes()
