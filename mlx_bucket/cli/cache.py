@@ -37,7 +37,7 @@ def list_entries(as_json: bool) -> None:
         header = ("key", "model", "dtype", "size", "state")
         click.echo("\n".join(table(header, [_row(entry) for entry in found])))
     else:
-        click.echo(f"No converted weights in {cache_root()}.", err=True)
+        _say_empty()
 
 
 @cache.command()
@@ -49,8 +49,10 @@ def verify(key: str | None) -> None:
     Example: mlx-bucket cache verify 3f2a
     """
     root = cache_root()
+    if key is None and not keys(root):
+        _say_empty()
     damaged = []
-    for full in [store.full_key(key, root)] if key else keys(root):
+    for full in keys(root) if key is None else [store.full_key(key, root)]:
         try:
             store.verify(read_entry(full, root))
             click.echo(f"{full} sound")
@@ -73,8 +75,14 @@ def remove(key: str | None, everything: bool) -> None:
     if (key is None) == (not everything):
         raise click.UsageError("Give either a KEY or --all.")
     root = cache_root()
+    if everything and not keys(root):
+        _say_empty()
     for full in keys(root) if key is None else [key]:
         click.echo(f"{store.remove(full, root)} removed")
+
+
+def _say_empty() -> None:
+    click.echo(f"No converted weights in {cache_root()}.", err=True)
 
 
 def _state(key: str) -> dict[str, Any]:

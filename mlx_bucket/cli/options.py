@@ -13,26 +13,28 @@ import click
 from mlx_bucket.cache import Quantisation
 from mlx_bucket.errors import InputError, UsageError
 from mlx_bucket.jobs.readers import Reader, open_reader, require_column
+from mlx_bucket.planning import MOST
 from mlx_bucket.sources import DEFAULT_PRESET
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DTYPE_HELP = "auto, float16, bfloat16 or float32; auto is float16 on a GPU, float32 on a CPU."
+COUNT = click.IntRange(min=1, max=MOST)
 Labels = Sequence[str] | Mapping[str, str]
 
 
 def input_options(command: Command) -> Command:
     """FILE and how to read it."""
+    return _input_options(command, required=True)
+
+
+def optional_input_options(command: Command) -> Command:
+    """The same for a command that can do without FILE."""
+    return _input_options(command, required=False)
+
+
+def _input_options(command: Command, *, required: bool) -> Command:
     for option in (
-        click.option(
-            "--window",
-            type=click.IntRange(min=1),
-            default=16384,
-            show_default=True,
-            help="Rows that are read, planned and run at a time.",
-        ),
-        click.option(
-            "--limit", type=click.IntRange(min=1), help="Read at most so many rows of the file."
-        ),
+        click.option("--limit", type=COUNT, help="Read at most so many rows of the file."),
         click.option("--encoding", default="utf-8", show_default=True, help="Encoding of a CSV."),
         click.option("--delimiter", help="Delimiter of a CSV; found in its first line if absent."),
         click.option(
@@ -41,11 +43,24 @@ def input_options(command: Command) -> Command:
             type=click.Choice(["csv", "jsonl"]),
             help="Format of FILE; by its ending if absent.",
         ),
-        click.option("--text", "column", required=True, help="The column (or key) with the texts."),
-        click.argument("file", type=click.Path(allow_dash=True)),
+        click.option(
+            "--text", "column", required=required, help="The column (or key) with the texts."
+        ),
+        click.argument("file", type=click.Path(allow_dash=True), required=required),
     ):
         command = option(command)
     return command
+
+
+def window_option(command: Command) -> Command:
+    """How many rows are held at a time."""
+    return click.option(
+        "--window",
+        type=COUNT,
+        default=16384,
+        show_default=True,
+        help="Rows that are read, planned and run at a time.",
+    )(command)
 
 
 def task_options(command: Command) -> Command:
@@ -93,17 +108,17 @@ def batch_options(command: Command) -> Command:
     for option in (
         click.option(
             "--launch-cost",
-            type=click.IntRange(min=0),
+            type=click.IntRange(min=0, max=MOST),
             help="Tokens of padding that one bucket fewer is worth; measured once if absent.",
         ),
         click.option(
             "--token-budget",
-            type=click.IntRange(min=1),
+            type=COUNT,
             help="Tokens that one bucket may forward; from the memory if absent.",
         ),
         click.option(
             "--batch-size",
-            type=click.IntRange(min=1),
+            type=COUNT,
             help="Fixed buckets of so many rows, sorted by length, instead of planned ones.",
         ),
     ):
@@ -121,12 +136,7 @@ def read_labels(labels: str | None, labels_file: Path | None) -> Labels:
         return _from_record(labels)
     if labels_file is None or labels is not None:
         raise UsageError("Give the labels either with --labels or with --labels-file.")
-    try:
-        text = labels_file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"The labels file {labels_file} is not UTF-8; save it as UTF-8."
-        ) from error
+    text = _text_of(labels_file, "labels file")
     if labels_file.suffix.lower() == ".json":
         return _from_json(text, labels_file)
     return [line.strip() for line in text.split("\n") if line.strip()]
@@ -165,12 +175,25 @@ def read_quantisation(bits: int | None, group_size: int | None) -> Quantisation 
     """
     if bits is None and group_size is not None:
         raise UsageError("--q-group-size needs --q-bits.")
-    return None if bits is None else Quantisation(bits, group_size or 64)
+    if bits is None:
+        return None
+    return Quantisation(bits) if group_size is None else Quantisation(bits, group_size)
 
 
 def _read_template(path: Path | None) -> str | None:
     """The text of a template file, without the line break at its end."""
-    return None if path is None else path.read_text(encoding="utf-8-sig").removesuffix("\n")
+    return None if path is None else _text_of(path, "template file").removesuffix("\n")
+
+
+def _text_of(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The {what} {path} is not UTF-8; save it as UTF-8.") from error
+    except OSError as error:
+        raise UsageError(
+            f"The {what} {path} cannot be read ({error.strerror or error}); give another file."
+        ) from error
 
 
 def _from_record(labels: str) -> list[str]:
@@ -185,11 +208,25 @@ def _from_record(labels: str) -> list[str]:
 
 
 def _from_json(text: str, path: Path) -> dict[str, str]:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name.strip() in found:
+                raise UsageError(
+                    f"The labels file {path} names {name.strip()!r} twice; keep one of them."
+                )
+            found[name.strip()] = value
+        return found
+
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise UsageError(
             f"The labels file {path} is not JSON: {error.msg} in line {error.lineno}."
+        ) from error
+    except (RecursionError, ValueError) as error:  # nested without end, or a number without end
+        raise UsageError(
+            f"The labels file {path} is not JSON that can be read: {error}."
         ) from error
     if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
         raise UsageError(

@@ -21,6 +21,7 @@ from mlx_bucket.cli.options import (
     read_labels,
     read_quantisation,
     task_options,
+    window_option,
 )
 from mlx_bucket.cli.text import histogram, megabytes, percent, table
 from mlx_bucket.device import Device, current_device, resolve_dtype
@@ -73,6 +74,7 @@ class Shown:
 
 @click.command()
 @input_options
+@window_option
 @task_options
 @batch_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")

@@ -1,0 +1,78 @@
+"""``mlx-bucket bench``: every strategy on the same rows, in turn, with agreement and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from mlx_bucket.bench.measure import Checked, Contestant
+from mlx_bucket.cli.contest import (
+    check_report,
+    checked_by_reference,
+    contest_options,
+    fitted,
+    mlx_contestants,
+    run_contest,
+    tell,
+    torch_contestants,
+    workload_options,
+)
+from mlx_bucket.cli.options import optional_input_options, task_options
+from mlx_bucket.cli.subject import Subject, read_subject
+from mlx_bucket.errors import UsageError
+
+
+@click.command()
+@optional_input_options
+@workload_options
+@task_options
+@click.option(
+    "--backend",
+    "backends",
+    type=click.Choice(["mlx", "torch"]),
+    multiple=True,
+    default=("mlx", "torch"),
+    show_default=True,
+    help="Which libraries to measure; may be given several times.",
+)
+@click.option(
+    "--strategy",
+    "strategies",
+    multiple=True,
+    help="Measure only the strategies whose title begins so; may be given several times.",
+)
+@contest_options
+def bench(**given: Any) -> None:
+    """Measure every strategy on FILE, or on the workload of support tickets.
+
+    All strategies run in turn, round after round, and their labels are compared with the
+    Transformers reference. Needs mlx-bucket[reference]; without it, --backend mlx --probes 0.
+
+    \b
+    Example: mlx-bucket bench --model smollm2-135m --rows 96 -o report.html
+    """
+    check_report(given["output"], given["overwrite"])
+    subject = read_subject(given)
+    checked = checked_by_reference(subject, given["probes"])
+    contestants = _contestants(subject, given, checked)
+    tell(run_contest(subject, contestants, checked, given), given)
+
+
+def _contestants(
+    subject: Subject, given: Mapping[str, Any], checked: Checked | None
+) -> list[Contestant]:
+    found = mlx_contestants(subject) if "mlx" in given["backends"] else []
+    if "torch" in given["backends"]:
+        found += torch_contestants(subject, checked)
+    found = fitted(found, subject, given["batch_size"])
+    if given["strategies"]:
+        chosen = tuple(given["strategies"])
+        found = [each for each in found if each.strategy.title.startswith(chosen)]
+    if not found:
+        raise UsageError(
+            f"No strategy begins with {' or '.join(given['strategies'])}; see mlx-bucket bench "
+            "without --strategy for their titles."
+        )
+    return found

@@ -1,0 +1,154 @@
+"""What ``parity``, ``bench`` and ``compare`` run on: a model, a task and distinct texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import islice
+from time import perf_counter
+from typing import Any
+
+import click
+
+from mlx_bucket.backend import Job, Truth
+from mlx_bucket.cli.options import (
+    Labels,
+    open_input,
+    prompt_choices,
+    read_labels,
+    read_quantisation,
+)
+from mlx_bucket.device import current_device
+from mlx_bucket.errors import RowError, UsageError
+from mlx_bucket.jobs.run import texts_of
+from mlx_bucket.labels import Ints
+from mlx_bucket.loading import load_model
+from mlx_bucket.mlx_backend import MlxBackend
+from mlx_bucket.progress import Progress
+from mlx_bucket.prompts import Prompt
+from mlx_bucket.sources import ModelSource, resolve
+from mlx_bucket.weights import LoadedModel
+from mlx_bucket.windows import PlanSettings, Task, build_task, default_token_budget, prepare
+from mlx_bucket.workload import LABELS, make_tickets
+
+WORKLOAD = "the workload"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A loaded model with distinct texts, their prompts, and where each text stands.
+
+    ``host_seconds`` are those of making and planning the prompts of all ``rows``.
+    """
+
+    source: ModelSource
+    loaded: LoadedModel
+    task: Task
+    texts: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
+    places: tuple[str, ...]
+    rows: int
+    host_seconds: float
+
+    @property
+    def job(self) -> Job:
+        return Job(tuple(prompt.ids for prompt in self.prompts), self.task.trie)
+
+    @property
+    def backend(self) -> MlxBackend:
+        return MlxBackend(self.loaded.model, current_device(), self.loaded.entry.recipe.dtype)
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens that a planned bucket may forward on this device."""
+        return default_token_budget(
+            self.task, self.loaded.config, current_device(), self.loaded.entry.recipe.dtype
+        )
+
+    def at(self, chosen: Ints) -> Subject:
+        """The same with the chosen texts only."""
+        return replace(
+            self,
+            texts=tuple(self.texts[at] for at in chosen),
+            prompts=tuple(self.prompts[at] for at in chosen),
+            places=tuple(self.places[at] for at in chosen),
+        )
+
+
+def read_subject(given: Mapping[str, Any]) -> Subject:
+    """Load the model of a command's options, and read FILE, or make the workload without one.
+
+    Raises:
+        UsageError: options contradict each other, or no text has a prompt.
+    """
+    texts, places, labels = _texts(given)
+    source = resolve(given["model"], revision=given["revision"], progress=True)
+    loaded = load_model(
+        given["model"],
+        dtype=given["dtype"],
+        revision=given["revision"],
+        quantisation=read_quantisation(given["q_bits"], given["q_group_size"]),
+        progress=True,
+    )
+    task = build_task(loaded.tokenizer, loaded.config, labels, **prompt_choices(given))
+    if given["show_prompt"]:
+        click.echo(task.template.whole_string("{text}"), err=True)
+    started = perf_counter()
+    window = prepare(task, texts, PlanSettings(token_budget=4096, launch_cost=16))
+    host_seconds = perf_counter() - started
+    distinct = window.answerable[window.distinct.first]
+    if not len(distinct):
+        raise UsageError(f"No row of {given['file']} has a prompt, so there is nothing to run.")
+    return Subject(
+        source=source,
+        loaded=loaded,
+        task=task,
+        texts=tuple(str(texts[row]) for row in distinct),
+        prompts=tuple(window.distinct_prompts),
+        places=tuple(places[row] for row in distinct),
+        rows=len(window.answerable),
+        host_seconds=host_seconds,
+    )
+
+
+def ask_reference(subject: Subject) -> Truth:
+    """What Transformers says of the texts, by the original weights in float32 on the CPU.
+
+    Raises:
+        UsageError: PyTorch is not installed.
+    """
+    from mlx_bucket.reference.loading import load_reference, load_reference_tokenizer
+    from mlx_bucket.reference.oracle import ask_oracle
+
+    model, tokenizer = load_reference(subject.source), load_reference_tokenizer(subject.source)
+    with Progress("Asking the reference", len(subject.texts), unit="texts") as progress:
+        return ask_oracle(
+            model,
+            tokenizer,
+            subject.task.template,
+            subject.task.trie.names,
+            subject.texts,
+            subject.prompts,
+            on_row=lambda _: progress.advance(1),
+        )
+
+
+def _texts(given: Mapping[str, Any]) -> tuple[Sequence[str | RowError], list[str], Labels]:
+    if given["file"] is None:
+        return _workload(given)
+    if given["column"] is None:
+        raise UsageError("Give the column of the texts with --text.")
+    labels = read_labels(given["labels"], given["labels_file"])
+    with closing(open_input(given)) as reader:
+        rows = list(islice(reader, given["limit"]))
+    return texts_of(rows, given["column"]), [row.where(given["column"]) for row in rows], labels
+
+
+def _workload(given: Mapping[str, Any]) -> tuple[Sequence[str], list[str], Labels]:
+    """Our tickets, with their own labels unless others are given."""
+    tickets = make_tickets(given["rows"], given["seed"])
+    own = given["labels"] is None and given["labels_file"] is None
+    labels = list(LABELS) if own else read_labels(given["labels"], given["labels_file"])
+    places = [f"{WORKLOAD}, ticket {ticket.id}" for ticket in tickets]
+    return [ticket.body for ticket in tickets], places, labels
