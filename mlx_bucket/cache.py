@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ from mlx_bucket.errors import UsageError, WeightsError
 
 FORMAT_VERSION = 1
 MANIFEST = "entry.json"
+REQUIRED = ("model.safetensors", "config.json", "tokenizer.json")  # no model runs without them
+KEY = re.compile("[0-9a-f]{20}")
 HEAD_BYTES = 16 * 2**20  # hashed at every load: small files whole, and every safetensors header
 PARTIAL = ".partial-"
 BITS = (2, 3, 4, 5, 6, 8)
@@ -94,9 +97,26 @@ class CacheEntry:
 
 
 def cache_root() -> Path:
-    """``MLX_BUCKET_CACHE`` if it is set, else the user's cache folder."""
+    """``MLX_BUCKET_CACHE`` if it is set, else the user's cache folder.
+
+    Raises:
+        WeightsError: its name cannot be that of a folder that MLX opens.
+    """
     chosen = os.environ.get("MLX_BUCKET_CACHE")
-    return Path(chosen).expanduser() if chosen else user_cache_path("mlx-bucket")
+    try:
+        root = Path(chosen).expanduser() if chosen else user_cache_path("mlx-bucket")
+        str(root).encode()  # MLX takes the names of files as UTF-8
+    except RuntimeError as error:
+        raise WeightsError(
+            f"The cache folder {chosen} is that of a user who is not known here; set "
+            "MLX_BUCKET_CACHE to another folder."
+        ) from error
+    except UnicodeEncodeError as error:
+        raise WeightsError(
+            f"The name of the cache folder {str(root)!r} is not UTF-8; set MLX_BUCKET_CACHE to "
+            "another folder."
+        ) from error
+    return root
 
 
 def find(key: str, root: Path) -> CacheEntry | None:
@@ -106,7 +126,7 @@ def find(key: str, root: Path) -> CacheEntry | None:
         WeightsError: the entry is damaged.
     """
     folder = _models(root) / key
-    if not folder.is_dir():
+    if not os.path.lexists(folder):
         return None
     entry = _read(folder)
     check(entry)
@@ -114,38 +134,50 @@ def find(key: str, root: Path) -> CacheEntry | None:
 
 
 def keys(root: Path) -> list[str]:
-    """The keys of all entries, damaged ones included."""
-    return [folder.name for folder in _folders(root)]
+    """The keys of all entries, damaged ones included.
+
+    Raises:
+        WeightsError: the cache cannot be read.
+    """
+    try:
+        names = os.listdir(_models(root))  # noqa: PTH208 - names are all that is wanted
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise WeightsError(
+            f"The weight cache {root} cannot be read ({error.strerror}); set MLX_BUCKET_CACHE to a "
+            "folder that you may read."
+        ) from error
+    return sorted(filter(KEY.fullmatch, names))
 
 
 def check(entry: CacheEntry) -> None:
     """Compare sizes and the head of every file with the manifest: quick enough for every load.
 
     Raises:
-        WeightsError: a file is missing, cut short or changed near its beginning.
+        WeightsError: a file is missing, cut short, unreadable or changed near its beginning.
     """
     for name, record in entry.files.items():
         path = entry.path / name
-        try:
-            size, head = path.stat().st_size, file_sha256(path, HEAD_BYTES)
-        except FileNotFoundError as error:
-            raise _damaged(path, "is missing") from error
-        if size != record.size:
-            raise _damaged(path, f"has {size:,} bytes instead of {record.size:,}")
-        if head != record.head_sha256:
-            raise _damaged(path, "has changed since it was written")
+        with _readable(path):
+            size = path.stat().st_size
+            if size != record.size:  # asked first: what is no file might never end
+                raise _damaged(path, f"has {size:,} bytes instead of {record.size:,}")
+            if file_sha256(path, HEAD_BYTES) != record.head_sha256:
+                raise _damaged(path, "has changed since it was written")
 
 
 def verify(entry: CacheEntry) -> None:
     """Compare every byte with the manifest.
 
     Raises:
-        WeightsError: a file is missing or differs.
+        WeightsError: a file is missing, unreadable or differs.
     """
     check(entry)
     for name, record in entry.files.items():
-        if file_sha256(entry.path / name) != record.sha256:
-            raise _damaged(entry.path / name, "has changed since it was written")
+        with _readable(entry.path / name):
+            if file_sha256(entry.path / name) != record.sha256:
+                raise _damaged(entry.path / name, "has changed since it was written")
 
 
 def read_entry(key: str, root: Path) -> CacheEntry:
@@ -162,8 +194,10 @@ def full_key(key: str, root: Path) -> str:
     """The one key in the cache that begins with ``key``.
 
     Raises:
-        UsageError: none or several do.
+        UsageError: none or several do, or ``key`` is empty.
     """
+    if not key:
+        raise UsageError("The key is empty; see the keys with mlx-bucket cache list.")
     matching = [full for full in keys(root) if full.startswith(key)]
     if len(matching) != 1:
         what = "No entry has" if not matching else f"{len(matching)} entries have"
@@ -228,7 +262,7 @@ def writable(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename and not Path(error.filename).is_relative_to(root):
+        if isinstance(error.filename, str) and not Path(error.filename).is_relative_to(root):
             raise
         raise WeightsError(
             f"The weight cache {root} cannot be written ({error.strerror or error}); free space "
@@ -238,13 +272,6 @@ def writable(root: Path) -> Iterator[None]:
 
 def _models(root: Path) -> Path:
     return root / "models"
-
-
-def _folders(root: Path) -> list[Path]:
-    if not _models(root).is_dir():
-        return []
-    found = (path for path in _models(root).iterdir() if not path.name.startswith(PARTIAL))
-    return sorted(path for path in found if path.is_dir())
 
 
 def _partial(key: str, root: Path) -> Path:
@@ -290,22 +317,50 @@ def _record(path: Path) -> FileRecord:
 
 def _read(folder: Path) -> CacheEntry:
     path = folder / MANIFEST
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT_VERSION:
-            raise _damaged(path, "is of another version of mlx-bucket")
-        facts = manifest["recipe"]
-        quantisation = facts.pop("quantisation")
-        recipe = Recipe(**facts, quantisation=quantisation and Quantisation(**quantisation))
-        files = {name: FileRecord(**record) for name, record in manifest["files"].items()}
-        entry = CacheEntry(folder, recipe, files, str(manifest["created"]))
-    except FileNotFoundError as error:
-        raise _damaged(path, "is missing") from error
-    except (ValueError, TypeError, KeyError, AttributeError, UsageError) as error:
-        raise _damaged(path, "is not a manifest that this version reads") from error
-    if recipe.key != folder.name:
+    with _readable(path):
+        try:
+            entry = _parsed(folder, json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise _damaged(path, "is not a manifest that this version reads") from error
+    for name in REQUIRED:
+        if name not in entry.files:
+            raise _damaged(path, f"does not name {name}")
+    if entry.recipe.key != folder.name:
         raise _damaged(path, "does not belong to this entry")
     return entry
+
+
+def _parsed(folder: Path, manifest: dict[str, Any]) -> CacheEntry:
+    """An entry from its manifest; what is not of the right type raises TypeError."""
+    if manifest["format"] != FORMAT_VERSION:
+        raise _damaged(folder / MANIFEST, "is of another version of mlx-bucket")
+    facts = manifest["recipe"]
+    quantisation = facts.pop("quantisation")
+    try:
+        recipe = Recipe(**facts, quantisation=quantisation and Quantisation(**quantisation))
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+    files = {name: FileRecord(**record) for name, record in manifest["files"].items()}
+    texts = [recipe.name, recipe.kind, recipe.identity, recipe.dtype, manifest["created"]]
+    hashes = [text for file in files.values() for text in (file.sha256, file.head_sha256)]
+    if not all(isinstance(text, str) for text in texts + hashes):
+        raise TypeError("a text is of another type")
+    if not all(type(file.size) is int for file in files.values()):
+        raise TypeError("a size is no whole number")
+    if any(Path(name).name != name or not name.isprintable() for name in files):
+        raise ValueError("a file lies outside of its entry")
+    return CacheEntry(folder, recipe, files, manifest["created"])
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn a refusal of the file system to read a file of an entry into one sentence."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise _damaged(path, "is missing") from error
+    except OSError as error:
+        raise _damaged(path, f"cannot be read ({error.strerror or error})") from error
 
 
 def _damaged(path: Path, what: str) -> WeightsError:

@@ -8,7 +8,9 @@ what mlx-lm's model class would not compute is refused here, by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlx_bucket.errors import SourceError
@@ -26,8 +28,7 @@ ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     ),
     "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
 }
-SAME_NAMES = (
-    "model_type",
+SIZES = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -35,6 +36,10 @@ SAME_NAMES = (
     "num_attention_heads",
     "num_key_value_heads",
     "max_position_embeddings",
+)
+SAME_NAMES = (
+    "model_type",
+    *SIZES,
     "rms_norm_eps",
     "tie_word_embeddings",
     "bos_token_id",
@@ -49,23 +54,42 @@ def effective_config(raw: Mapping[str, Any], origin: str) -> dict[str, Any]:
     Raises:
         SourceError: the model is of a kind that would be answered wrongly, or the config is broken.
     """
-    model_type = raw.get("model_type")
-    if model_type not in MODEL_TYPES:
+    with understood(origin):
+        model_type = raw.get("model_type")
+        if model_type not in MODEL_TYPES:
+            raise SourceError(
+                f"The model {origin} is of type {model_type!r}, which is not supported; "
+                f"choose a model of type {', '.join(MODEL_TYPES)}."
+            )
+        _refuse_foreign(raw, origin)
+        # First what the file says, for Transformers computes with it; then what it leaves out.
+        _check_sizes({name: raw[name] for name in SIZES if raw.get(name) is not None})
+        config = _transformers_config(raw)
+        _check_numbers(config)
+        _refuse_layers(config, origin)
+        return {
+            **{name: config[name] for name in SAME_NAMES},
+            "head_dim": _head_dim(config),
+            "attention_bias": bool(config.get("attention_bias", False)),
+            "mlp_bias": bool(config.get("mlp_bias", False)),
+            **_rope(config["rope_parameters"], origin),
+        }
+
+
+@contextlib.contextmanager
+def understood(origin: str) -> Iterator[None]:
+    """Turn what a config's nonsense raises into one sentence about the model ``origin``."""
+    try:
+        yield
+    except SourceError:
+        raise
+    except Exception as error:  # Transformers raises many types on a broken config
+        # A missing key is all that a KeyError says.
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise SourceError(
-            f"The model {origin} is of type {model_type!r}, which is not supported; "
-            f"choose a model of type {', '.join(MODEL_TYPES)}."
-        )
-    _refuse_foreign(raw, origin)
-    config = _transformers_config(raw, origin)
-    _refuse_layers(config, origin)
-    heads = int(config["num_attention_heads"])
-    return {
-        **{name: config[name] for name in SAME_NAMES},
-        "head_dim": config.get("head_dim") or int(config["hidden_size"]) // heads,
-        "attention_bias": bool(config.get("attention_bias", False)),
-        "mlp_bias": bool(config.get("mlp_bias", False)),
-        **_rope(config["rope_parameters"], origin),
-    }
+            f"The config of the model {origin} is broken: {' '.join(what.split()).rstrip('.')}. "
+            "Fetch the model again, or choose another."
+        ) from error
 
 
 def _refuse_foreign(raw: Mapping[str, Any], origin: str) -> None:
@@ -89,24 +113,45 @@ def _refuse_foreign(raw: Mapping[str, Any], origin: str) -> None:
         )
 
 
-def _transformers_config(raw: Mapping[str, Any], origin: str) -> dict[str, Any]:
+def _transformers_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     """All fields of a config, with the defaults of Transformers' own config class."""
     from transformers import AutoConfig
 
-    try:
-        config: dict[str, Any] = AutoConfig.for_model(**raw).to_dict()
-    except Exception as error:  # Transformers raises many types on a broken config
-        raise SourceError(
-            f"The config of the model {origin} is broken: {' '.join(str(error).split())} "
-            "Fetch the model again, or choose another."
-        ) from error
+    config: dict[str, Any] = AutoConfig.for_model(**raw).to_dict()
     return config
+
+
+def _check_numbers(config: Mapping[str, Any]) -> None:
+    """Raise ValueError for a number that no model can have."""
+    _check_sizes({name: config[name] for name in SIZES})
+    _check_sizes({"head_dim": _head_dim(config)})
+    if config["num_attention_heads"] % config["num_key_value_heads"]:
+        raise ValueError("num_attention_heads is not a multiple of num_key_value_heads")
+    _check_positive("rms_norm_eps", config["rms_norm_eps"])
+
+
+def _check_sizes(sizes: Mapping[str, Any]) -> None:
+    for name, size in sizes.items():
+        if type(size) is not int or size < 1:
+            raise ValueError(f"{name} is {size!r}")
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} is {value!r}")
+
+
+def _head_dim(config: Mapping[str, Any]) -> Any:
+    return config.get("head_dim") or _plain_head_dim(config)
+
+
+def _plain_head_dim(config: Mapping[str, Any]) -> int:
+    return int(config["hidden_size"]) // int(config["num_attention_heads"])
 
 
 def _refuse_layers(config: Mapping[str, Any], origin: str) -> None:
     """Refuse what mlx-lm's layers, or our prefix cache, would compute differently."""
-    heads = int(config["num_attention_heads"])
-    plain_head_dim = int(config["hidden_size"]) // heads
+    plain_head_dim = _plain_head_dim(config)
     model_type = config["model_type"]
     layer_types = set(config.get("layer_types") or ["full_attention"])
     refusals = {
@@ -138,6 +183,8 @@ def _rope(rope: Mapping[str, Any], origin: str) -> dict[str, Any]:
             f"The model {origin} uses rotary embeddings of type {kind!r} with {scaling}, which is "
             "not supported; choose another model."
         )
+    for name in ("rope_theta", *scaling):
+        _check_positive(name, rope[name])
     return {
         "rope_theta": float(rope["rope_theta"]),
         "rope_scaling": {"rope_type": kind, **scaling} if scaling else None,

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from mlx_bucket.errors import UsageError
 
 Ints = npt.NDArray[np.int64]
+MOST = 2**31 - 1  # of a budget or a cost: products with numbers of rows fit 64 bits
 
 
 @dataclass(frozen=True)
@@ -122,10 +123,10 @@ def planned(lengths: npt.ArrayLike, *, token_budget: int, launch_cost: int) -> P
     No bucket forwards more than ``token_budget`` tokens unless a single row does. Boundaries fall
     between two lengths, except where rows of about one length are too many for the budget.
     """
-    if token_budget < 1 or launch_cost < 0:
+    if not (1 <= token_budget <= MOST and 0 <= launch_cost <= MOST):
         raise UsageError(
             f"A token budget of {token_budget} with a launch cost of {launch_cost} makes no plan; "
-            "the budget must be at least 1 and the cost at least 0."
+            f"the budget must be at least 1, the cost at least 0, and both at most {MOST:,}."
         )
     lengths = _checked(lengths)
     order = _longest_first(lengths)

@@ -11,25 +11,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from jinja2.exceptions import TemplateError
 from tokenizers import Encoding, Tokenizer
 
+from mlx_bucket.chat import SAMPLE_INSTRUCTION, SAMPLE_LABELS, SAMPLE_TEXT, MarkedChat, marked_chat
 from mlx_bucket.errors import RowError, UsageError
 
 Ids = npt.NDArray[np.int32]
-
-INSTRUCTION_MARKER = "xqInstructionqx"
-TEXT_MARKER = "xqTextqx"
-ANSWER_MARKER = "xqAnswerqx"
-SAMPLE_INSTRUCTION = "Choose one label: billing, refund request, other."
-SAMPLE_TEXT = "Hello,\n\nmy order 1234 (two chairs) hasn't arrived - can you help? Danke schön!\n"
 
 
 @dataclass(frozen=True)
@@ -58,8 +52,8 @@ class PromptTemplate:
 
     ``seam`` is the plain text between the last control token (or the text) and the answer;
     ``seam_is_fixed`` says that it holds no part of the text, so that its ids are the same in every
-    prompt. ``end_id`` is the token that ends the answer. ``rendered`` is the chat as one string,
-    with TEXT_MARKER in the gap.
+    prompt. ``end_id`` is the token that ends the answer. ``opening`` and ``closing`` are the chat's
+    strings on both sides of the gap.
     """
 
     head: tuple[int, ...]
@@ -70,7 +64,8 @@ class PromptTemplate:
     seam_is_fixed: bool
     strips_text: bool
     end_id: int
-    rendered: str
+    opening: str
+    closing: str
     encoder: Encoder
 
     def prompts(
@@ -101,7 +96,12 @@ class PromptTemplate:
 
     def whole_string(self, text: str) -> str:
         """The rendered chat for one text, as a tokenizer would be given it."""
-        return self.rendered.replace(TEXT_MARKER, text.strip() if self.strips_text else text)
+        return self.opening + (text.strip() if self.strips_text else text) + self.closing
+
+    @property
+    def rendered(self) -> str:
+        """The rendered chat with ``{text}`` in the gap."""
+        return self.whole_string("{text}")
 
     def _stretch(self, text: str) -> str:
         return self.before + (text.strip() if self.strips_text else text) + self.after
@@ -194,113 +194,70 @@ def plain_encoder(tokenizer: Any) -> Encoder:
     return Encoder(Tokenizer.from_str(json.dumps(state)), controls)
 
 
-def chat_template(tokenizer: Any, instruction: str, user: str | None = None) -> PromptTemplate:
+def chat_template(
+    tokenizer: Any, instruction: str, user: str | None = None, *, labels: str = ""
+) -> PromptTemplate:
     """Cut the model's chat template around the text.
 
     ``instruction`` becomes the system message, or the first paragraph of the user message where
     the template has no system role. ``user`` is the user message, with ``{text}`` where the text
-    goes and, if wanted, ``{instruction}``, which then takes the place of the system message.
-    A model without a chat template takes ``user`` as its whole prompt.
+    goes and, if wanted, ``{labels}``, and ``{instruction}``, which then takes the place of the
+    system message. A model without a chat template takes ``user`` as its whole prompt, and so does
+    one whose chat template is broken, if ``user`` has a place for the instruction or the labels.
 
     Raises:
         UsageError: there is no chat template and no ``user``; ``{text}`` is not in it once; or the
             tokenizer cannot be cut at its control tokens without changing ids.
+        SourceError: the chat template is broken, and ``user`` is no whole prompt.
     """
     user = user if user is not None else "{text}"
-    if user.count("{text}") != 1:
-        raise UsageError(
-            f"The template names {{text}} {user.count('{text}')} times; "
-            "write {text} exactly once, where the text belongs."
-        )
     encoder = plain_encoder(tokenizer)
-    message = user.replace("{text}", TEXT_MARKER).replace("{instruction}", INSTRUCTION_MARKER)
-    if tokenizer.chat_template:
-        rendered, strips, end_id = _render_chat(tokenizer, encoder, message)
-    elif user == "{text}":
-        raise UsageError(
-            "The model has no chat template; give the whole prompt with --template FILE, "
-            "a text file with {instruction} and {text} in it."
-        )
-    else:
-        rendered, strips, end_id = _starting_tokens(tokenizer) + message, False, None
-    end_id = _end_token(tokenizer, end_id)
-    sample = _assemble(encoder, rendered, SAMPLE_INSTRUCTION, strips, end_id)
-    _check_against_whole_string(tokenizer, sample)
-    return _assemble(encoder, rendered, instruction, strips, end_id)
+    chat = marked_chat(tokenizer, user)
+    end_id = _end_token(tokenizer, encoder, chat)
+    sample = {"instruction": SAMPLE_INSTRUCTION, "labels": SAMPLE_LABELS}
+    _check_against_whole_string(tokenizer, _assemble(encoder, chat, sample, end_id))
+    return _assemble(encoder, chat, {"instruction": instruction, "labels": labels}, end_id)
 
 
-def _render_chat(tokenizer: Any, encoder: Encoder, message: str) -> tuple[str, bool, int | None]:
-    """The chat up to the answer, whether the template strips a text, and what ends an answer."""
-    system = [{"role": "system", "content": INSTRUCTION_MARKER}]
-    if INSTRUCTION_MARKER in message or not _renders_system(tokenizer, system):
-        system = []
-        if INSTRUCTION_MARKER not in message:
-            message = f"{INSTRUCTION_MARKER}\n\n{message}"
-    chat = [*system, {"role": "user", "content": message}]
-    rendered = _render(tokenizer, chat)
-    padded = message.replace(TEXT_MARKER, f" {TEXT_MARKER} ")
-    strips = f" {TEXT_MARKER} " not in _render(
-        tokenizer, [*system, {"role": "user", "content": padded}]
-    )
-    answered = _render(
-        tokenizer, [*chat, {"role": "assistant", "content": ANSWER_MARKER}], answer_next=False
-    )
-    following = encoder.cut(answered.rpartition(ANSWER_MARKER)[2])
-    end = next((piece.id for piece in following if isinstance(piece, Control)), None)
-    return rendered, strips, end
-
-
-def _renders_system(tokenizer: Any, system: list[dict[str, str]]) -> bool:
-    try:
-        rendered = _render(tokenizer, [*system, {"role": "user", "content": TEXT_MARKER}])
-    except TemplateError:  # some templates raise for a system message
-        return False
-    return INSTRUCTION_MARKER in rendered
-
-
-def _render(tokenizer: Any, chat: list[dict[str, str]], *, answer_next: bool = True) -> str:
-    rendered: str = tokenizer.apply_chat_template(
-        chat, tokenize=False, add_generation_prompt=answer_next, enable_thinking=False
-    )
-    return rendered
-
-
-def _starting_tokens(tokenizer: Any) -> str:
-    """What the tokenizer itself puts before a string, such as a begin-of-text token."""
-    probe = tokenizer("x")["input_ids"]
-    bare = tokenizer("x", add_special_tokens=False)["input_ids"]
-    start = next(i for i in range(len(probe)) if probe[i : i + len(bare)] == bare)
-    return "".join(tokenizer.convert_ids_to_tokens(probe[:start]))
-
-
-def _end_token(tokenizer: Any, end_id: int | None) -> int:
-    end_id = end_id if end_id is not None else tokenizer.eos_token_id
+def _end_token(tokenizer: Any, encoder: Encoder, chat: MarkedChat) -> int:
+    """The control token that the chat template puts behind an answer, or the tokenizer's own."""
+    ends = (piece.id for piece in encoder.cut(chat.following) if isinstance(piece, Control))
+    end_id: int | None = next(ends, tokenizer.eos_token_id)
     if end_id is None:
         raise UsageError("The model's tokenizer has no end token, so an answer could never end.")
     return end_id
 
 
 def _assemble(
-    encoder: Encoder, rendered: str, instruction: str, strips: bool, end_id: int
+    encoder: Encoder, chat: MarkedChat, fills: Mapping[str, str], end_id: int
 ) -> PromptTemplate:
-    pieces = [
-        piece.replace(INSTRUCTION_MARKER, instruction) if isinstance(piece, str) else piece
-        for piece in _stripped(encoder.cut(rendered))
-    ]
-    gap = next(i for i, p in enumerate(pieces) if isinstance(p, str) and TEXT_MARKER in p)
-    before, _, after = str(pieces[gap]).partition(TEXT_MARKER)
+    """The template of a chat whose marks are filled, but for that of the text.
+
+    Cut first and filled then: what a fill holds is neither a control token nor a mark.
+    """
+
+    def filled(marked: str) -> str:
+        return chat.filled(marked, fills)
+
+    text = chat.marks["text"]
+    pieces = _stripped(encoder.cut(chat.rendered))
+    gap = next(i for i, p in enumerate(pieces) if isinstance(p, str) and text in p)
+    before, _, after = str(pieces[gap]).partition(text)
+    opening, _, closing = chat.rendered.partition(text)
     last = pieces[-1]
-    seam = "" if isinstance(last, Control) else last.rpartition(TEXT_MARKER)[2]
+    seam = "" if isinstance(last, Control) else last.rpartition(text)[2]
+    ready = [filled(piece) if isinstance(piece, str) else piece for piece in pieces]
     return PromptTemplate(
-        head=_piece_ids(encoder, pieces[:gap]),
-        before=before,
-        after=after,
-        tail=_piece_ids(encoder, pieces[gap + 1 :]),
-        seam=seam,
+        head=_piece_ids(encoder, ready[:gap]),
+        before=filled(before),
+        after=filled(after),
+        tail=_piece_ids(encoder, ready[gap + 1 :]),
+        seam=filled(seam),
         seam_is_fixed=gap < len(pieces) - 1,
-        strips_text=strips,
+        strips_text=chat.strips_text,
         end_id=end_id,
-        rendered=rendered.replace(INSTRUCTION_MARKER, instruction),
+        opening=filled(opening),
+        closing=filled(closing),
         encoder=encoder,
     )
 

@@ -18,10 +18,10 @@ from typing import Any, Literal
 from mlx_bucket import gguf
 from mlx_bucket.cache import cache_root, file_sha256
 from mlx_bucket.checkpoint import has_weight_files, weight_files
-from mlx_bucket.errors import SourceError
+from mlx_bucket.errors import SourceError, UsageError
 from mlx_bucket.gguf_file import read_gguf
 from mlx_bucket.hub import SMALL_FILES, fetch_small_files, fetch_weights
-from mlx_bucket.model_config import effective_config
+from mlx_bucket.model_config import effective_config, understood
 from mlx_bucket.presets import DEFAULT_PRESET, HUB_PRESETS, PACKED_PRESETS, packed_model
 
 __all__ = ["DEFAULT_PRESET", "ModelSource", "readable", "resolve"]
@@ -56,8 +56,11 @@ def resolve(
     ``progress`` shows downloads on stderr.
 
     Raises:
+        UsageError: the name is empty.
         SourceError: it cannot be found, fetched or served.
     """
+    if not name:
+        raise UsageError("The model's name is empty; give a preset, folder, .gguf file or hub id.")
     with readable(name):
         return _resolve(name, revision, weights, progress)
 
@@ -68,14 +71,21 @@ def readable(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        what = f"file {error.filename} of the model {name}" if error.filename else f"model {name}"
         raise SourceError(
-            f"The file {error.filename} of the model {name} cannot be read ({error.strerror}); "
-            "check that it is there and that you may read it."
+            f"The {what} cannot be read ({error.strerror or error}); check that it is there and "
+            "that you may read it."
+        ) from error
+    except RecursionError as error:
+        raise SourceError(
+            f"A JSON file of the model {name} is nested without end; fetch the model again."
         ) from error
 
 
 def _resolve(name: str, revision: str | None, weights: bool, progress: bool) -> ModelSource:
-    path, packed = Path(name).expanduser(), PACKED_PRESETS.get(name)
+    path, packed = _path(name), PACKED_PRESETS.get(name)
+    if path.suffix.lower() == ".gguf" and not path.exists():
+        raise SourceError(f"There is no file {path}; check the path.")
     if name in HUB_PRESETS or not (packed or path.exists()):
         return _hub_source(HUB_PRESETS.get(name, name), revision, weights, progress)
     if revision is not None:
@@ -86,11 +96,24 @@ def _resolve(name: str, revision: str | None, weights: bool, progress: bool) -> 
         return _gguf_source(name, path, packed.sha256)
     if path.is_dir():
         return _folder_source(name, path, weights)
+    if not path.is_file():
+        raise SourceError(f"The model {name} is neither a folder nor a file; give one of them.")
     return _gguf_source(name, path)
 
 
+def _path(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise SourceError(
+            f"The model {name} lies in the home of a user who is not known here; give another path."
+        ) from error
+
+
 def _gguf_source(name: str, path: Path, sha256: str | None = None) -> ModelSource:
-    config = effective_config(gguf.read_config(read_gguf(path), name), name)
+    file = read_gguf(path)
+    with understood(name):
+        config = effective_config(gguf.read_config(file, name), name)
     return ModelSource(name, "gguf", path, f"gguf {sha256 or file_sha256(path)}", config)
 
 
@@ -125,7 +148,7 @@ def _folder_config(name: str, folder: Path) -> dict[str, Any]:
             f"The model {name} has no config.json; give a folder in the Hugging Face format, a "
             ".gguf file, a preset or a hub id."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"The config {path} is not JSON; fetch the model again.") from error
     if not isinstance(raw, dict):
         raise SourceError(f"The config {path} is not a JSON object; fetch the model again.")

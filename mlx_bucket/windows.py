@@ -9,7 +9,7 @@ has an error, and never stops the others.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mlx_bucket.device import Device
-from mlx_bucket.errors import RowError
+from mlx_bucket.errors import RowError, UsageError
 from mlx_bucket.labels import LabelTrie, label_trie
 from mlx_bucket.memory import model_shape, token_budget
 from mlx_bucket.planning import (
@@ -33,6 +33,7 @@ from mlx_bucket.prompts import Ids, Prompt, PromptTemplate, chat_template
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 INSTRUCTION = "Classify the text. Answer with exactly one label"
+Labels = Sequence[str] | Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Window:
 def build_task(
     tokenizer: Any,
     config: Mapping[str, Any],
-    labels: Sequence[str] | Mapping[str, str],
+    labels: Labels,
     *,
     instruction: str | None = None,
     template: str | None = None,
@@ -106,12 +107,21 @@ def build_task(
     Raises:
         UsageError: the labels, the instruction or the template cannot work.
     """
+    labels = _stripped(labels)
+    descriptions = labels.values() if isinstance(labels, Mapping) else []
+    _refuse_surrogates({"label": labels, "description": descriptions})
+    _refuse_surrogates({"instruction": [instruction or ""], "template": [template or ""]})
     text = fill_instruction(instruction, labels)
-    if template is not None:
-        template = template.replace("{labels}", _listed(labels))
-    trie, prompt = label_trie(chat_template(tokenizer, text, template), list(labels))
+    chat = chat_template(tokenizer, text, template, labels=_listed(labels))
+    trie, prompt = label_trie(chat, list(labels))
     longest_answer = trie.longest if trie.needs_steps else 0
-    return Task(prompt, trie, int(config["max_position_embeddings"]) - longest_answer, truncate)
+    task = Task(prompt, trie, int(config["max_position_embeddings"]) - longest_answer, truncate)
+    if task.template.fixed_tokens() >= task.window:
+        raise UsageError(
+            f"The prompt has {task.template.fixed_tokens()} tokens before any text, and the model "
+            f"reads at most {task.window}; shorten the instruction, the labels or the template."
+        )
+    return task
 
 
 def default_token_budget(task: Task, config: Mapping[str, Any], device: Device, dtype: str) -> int:
@@ -125,7 +135,7 @@ def default_token_budget(task: Task, config: Mapping[str, Any], device: Device, 
     )
 
 
-def fill_instruction(instruction: str | None, labels: Sequence[str] | Mapping[str, str]) -> str:
+def fill_instruction(instruction: str | None, labels: Labels) -> str:
     """The instruction as the model reads it, with the labels in it."""
     if instruction is None:
         described = isinstance(labels, Mapping)
@@ -181,7 +191,26 @@ def _checked(text: str | RowError) -> str | RowError:
     return text
 
 
-def _listed(labels: Sequence[str] | Mapping[str, str]) -> str:
+def _stripped(labels: Labels) -> Labels:
+    """The labels without white space around them, by which no answer could tell them apart."""
+    names = [name.strip() for name in labels]
+    if not isinstance(labels, Mapping):
+        return names
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"The label {twice!r} has two descriptions; keep one of them.")
+    return dict(zip(names, labels.values(), strict=True))
+
+
+def _refuse_surrogates(given: Mapping[str, Iterable[str]]) -> None:
+    for what, texts in given.items():
+        for text in filter(LONE_SURROGATE.search, texts):
+            raise UsageError(
+                f"The {what} {text!r} holds half of a surrogate pair, which is no character; write "
+                "it anew. If it was typed in a terminal, that terminal's encoding may not be UTF-8."
+            )
+
+
+def _listed(labels: Labels) -> str:
     if isinstance(labels, Mapping):
         return "\n".join(f"- {name}: {description}" for name, description in labels.items())
     return ", ".join(labels)

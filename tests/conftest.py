@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,31 @@ from mlx_bucket.weights import LoadedModel, convert, load
 from tests.tiny_folders import write_model_folder
 from tests.tiny_models import write_tiny_model
 from tests.tiny_tokenizer import make_tokenizer
+
+USERS_CACHE = pytest.StashKey[str | None]()
+VARIABLE = "MLX_BUCKET_CACHE"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the tests a cache of their own, which is removed at the end."""
+    own = tempfile.TemporaryDirectory(prefix="mlx-bucket-tests-")
+    config.add_cleanup(own.cleanup)
+    config.stash[USERS_CACHE] = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = own.name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let tests of real models use the user's cache, where the models are converted once."""
+    if item.get_closest_marker("real") is None:
+        return (yield)
+    users = item.config.stash[USERS_CACHE]
+    with pytest.MonkeyPatch.context() as patch:
+        if users is None:
+            patch.delenv(VARIABLE)
+        else:
+            patch.setenv(VARIABLE, users)
+        return (yield)
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +56,10 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny(tiny_folder: Path) -> LoadedModel:
-    """The same, converted in float32 and loaded."""
-    return load(convert(resolve(str(tiny_folder)), dtype="float32"))
+def tiny(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """The same, converted in float32 and loaded; its cache is that of no user and of no test."""
+    cache = tmp_path_factory.mktemp("cache")
+    return load(convert(resolve(str(tiny_folder)), dtype="float32", cache=cache))
 
 
 @pytest.fixture(scope="session")

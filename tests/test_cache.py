@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from mlx_bucket import cache
-from mlx_bucket.cache import MANIFEST, PARTIAL, Quantisation, Recipe
+from mlx_bucket.cache import MANIFEST, PARTIAL, REQUIRED, Quantisation, Recipe
 from mlx_bucket.errors import UsageError, WeightsError
 from mlx_bucket.sources import resolve
 from mlx_bucket.weights import convert, load
@@ -23,8 +25,9 @@ needs_fork = pytest.mark.skipif(sys.platform == "darwin", reason="forks after im
 
 
 def fill(folder: Path) -> None:
+    for name in REQUIRED:
+        (folder / name).write_text("{}")
     (folder / "weights").write_bytes(bytes(range(256)) * 100_000)
-    (folder / "config.json").write_text("{}")
 
 
 def many(command: str, folder: Path, root: Path, count: int) -> list[str]:
@@ -44,7 +47,7 @@ def test_an_entry_is_found_again(entry, tmp_path):
     assert cache.find(RECIPE.key, tmp_path) == entry
     assert cache.read_entry(entry.key, tmp_path) == entry
     assert cache.keys(tmp_path) == [entry.key]
-    assert entry.size == 25_600_002
+    assert entry.size == 25_600_006
 
 
 @pytest.mark.parametrize(
@@ -75,6 +78,32 @@ def test_the_environment_says_where_the_cache_is(monkeypatch, tmp_path):
     assert cache.cache_root() == tmp_path
     monkeypatch.delenv("MLX_BUCKET_CACHE")
     assert cache.cache_root().name == "mlx-bucket"
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [("~nosuchuser/x", "of a user who is not known here"), (b"/tmp/caf\xe9", "is not UTF-8")],
+    ids=str,
+)
+def test_a_cache_folder_that_cannot_be_is_refused(monkeypatch, place, words):
+    monkeypatch.setenv("MLX_BUCKET_CACHE", os.fsdecode(place))
+    with pytest.raises(WeightsError, match=rf"{words}.*MLX_BUCKET_CACHE"):
+        cache.cache_root()
+
+
+def test_only_names_that_are_keys_are_entries(entry, tmp_path):
+    for stray in ("notes", entry.key.upper(), f"{entry.key}.old", ".DS_Store"):
+        (tmp_path / "models" / stray).mkdir(exist_ok=True)
+    assert cache.keys(tmp_path) == [entry.key]
+
+
+def test_a_file_in_the_place_of_an_entry_is_named_and_can_be_removed(entry, tmp_path):
+    shutil.rmtree(entry.path)
+    entry.path.touch()
+    with pytest.raises(WeightsError, match=rf"{entry.key}.*Not a directory.*cache remove"):
+        cache.find(entry.key, tmp_path)
+    cache.remove(entry.key, tmp_path)
+    assert cache.keys(tmp_path) == []
 
 
 def test_a_failed_conversion_leaves_nothing(tmp_path):
@@ -139,14 +168,32 @@ def flip_a_byte(path, at):
     path.write_bytes(content)
 
 
+def loop(path):
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def make_a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def make_a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (cut_short, "has 25,599,999 bytes instead of 25,600,000"),
         (lambda path: flip_a_byte(path, 9), "has changed since it was written"),
         (Path.unlink, "is missing"),
+        (loop, r"cannot be read \(Too many levels of symbolic links\)"),
+        (make_a_folder, "has [0-9,]+ bytes instead of 25,600,000"),
+        (make_a_pipe, "has 0 bytes instead of 25,600,000"),
     ],
-    ids=["cut", "flipped", "missing"],
+    ids=["cut", "flipped", "missing", "loop", "folder", "pipe"],
 )
 def test_damage_is_found_at_every_load(entry, tmp_path, damage, words):
     damage(entry.path / "weights")
@@ -162,7 +209,45 @@ def test_a_byte_flipped_deep_in_a_file_is_found_by_verify(entry):
         cache.verify(entry)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"recipe": {}}'], ids=repr)
+@pytest.mark.parametrize("damage", [loop, make_a_folder])
+def test_a_manifest_that_cannot_be_read_is_named(entry, tmp_path, damage):
+    damage(entry.path / MANIFEST)
+    with pytest.raises(WeightsError, match=rf"{MANIFEST} cannot be read \(.+\); run"):
+        cache.read_entry(entry.key, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"recipe": {**asdict(RECIPE), "name": 1}},
+        {"files": {"config.json": {"size": "2", "sha256": "", "head_sha256": ""}}},
+        {"files": {"config.json": {"size": 2, "sha256": None, "head_sha256": ""}}},
+        {"files": {"../config.json": {"size": 2, "sha256": "", "head_sha256": ""}}},
+        {"files": {"\ud800": {"size": 2, "sha256": "", "head_sha256": ""}}},
+        {"files": []},
+        {"created": None},
+    ],
+    ids=str,
+)
+def test_a_manifest_with_a_value_of_another_kind_is_named(entry, tmp_path, change):
+    manifest = json.loads((entry.path / MANIFEST).read_text())
+    (entry.path / MANIFEST).write_text(json.dumps({**manifest, **change}))
+    with pytest.raises(WeightsError, match=f"{MANIFEST} is not a manifest"):
+        cache.read_entry(entry.key, tmp_path)
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_a_manifest_without_a_required_file_is_named(entry, tmp_path, name):
+    manifest = json.loads((entry.path / MANIFEST).read_text())
+    del manifest["files"][name]
+    (entry.path / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(WeightsError, match=f"{MANIFEST} does not name {name}"):
+        cache.read_entry(entry.key, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", "null", '{"recipe": {}}', "[" * 100_000], ids=lambda text: text[:9]
+)
 def test_a_broken_manifest_is_named(entry, tmp_path, content):
     (entry.path / MANIFEST).write_text(content)
     with pytest.raises(WeightsError, match=f"{MANIFEST} is not a manifest"):
@@ -183,9 +268,10 @@ def test_a_missing_manifest_is_named(entry, tmp_path):
 
 
 def test_a_manifest_of_another_entry_is_named(entry, tmp_path):
-    entry.path.rename(tmp_path / "models" / "0123")
+    other = "0123456789" * 2
+    entry.path.rename(tmp_path / "models" / other)
     with pytest.raises(WeightsError, match="does not belong to this entry"):
-        cache.read_entry("0123", tmp_path)
+        cache.read_entry(other, tmp_path)
 
 
 def test_a_flipped_header_byte_of_a_model_is_found_by_load(tiny_model_folder, tmp_path):
@@ -213,9 +299,17 @@ def test_an_unknown_key_is_refused(tmp_path):
 
 @pytest.mark.usefixtures("entry")
 def test_an_ambiguous_key_is_refused(tmp_path):
-    cache.build(replace(RECIPE, dtype="float32"), tmp_path, fill)
-    with pytest.raises(UsageError, match="2 entries have a key that begins with ''"):
+    start = cache.keys(tmp_path)[0][0]
+    others = (replace(RECIPE, identity=str(number)) for number in count())
+    cache.build(next(other for other in others if other.key[0] == start), tmp_path, fill)
+    with pytest.raises(UsageError, match=f"2 entries have a key that begins with '{start}'"):
+        cache.remove(start, tmp_path)
+
+
+def test_an_empty_key_removes_nothing(entry, tmp_path):
+    with pytest.raises(UsageError, match="The key is empty"):
         cache.remove("", tmp_path)
+    assert cache.keys(tmp_path) == [entry.key]
 
 
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path):

@@ -72,6 +72,7 @@ def test_auto_is_the_number_format_of_the_device(run, tiny_model_folder):
         (("--dtype", "float8"), "'float8' is not one of"),
         (("--q-group-size", 64), "--q-group-size needs --q-bits"),
         (("--q-bits", 7), "cannot be quantised to 7 bits"),
+        (("--q-bits", 4, "--q-group-size", 0), "4 bits in groups of 0"),
     ],
 )
 def test_wrong_usage_ends_with_2(run, tiny_model_folder, arguments, words):
@@ -119,6 +120,29 @@ def test_verify_names_a_damaged_file(run, converted, tmp_path):
     assert result.stdout == f"{converted['key']} damaged\n"
     assert "model.safetensors has changed" in result.stderr
     assert f"mlx-bucket cache remove {converted['key']}" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["entry.json", "config.json"])
+def test_an_entry_that_cannot_be_read_is_damaged_and_can_be_removed(run, converted, tmp_path, name):
+    path = tmp_path / "models" / converted["key"] / name
+    path.unlink()
+    path.symlink_to(name)  # to itself
+    assert re.search(r" damaged$", run("cache", "list").stdout, re.MULTILINE)
+    assert "symbolic links" in run("cache", "verify", code=1).stderr
+    assert run("cache", "remove", "--all").stdout == f"{converted['key']} removed\n"
+
+
+@pytest.mark.parametrize("command", [("verify",), ("remove", "--all")], ids=str)
+def test_an_empty_cache_is_said_to_be_empty(run, command):
+    result = run("cache", *command)
+    assert result.stdout == ""
+    assert "No converted weights" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["verify", "remove"])
+def test_an_empty_key_ends_with_2(run, converted, command):
+    assert "key is empty" in run("cache", command, "", code=2).stderr
+    assert json.loads(run("cache", "list", "--json").stdout)[0]["key"] == converted["key"]
 
 
 def test_remove_takes_the_beginning_of_a_key(run, converted):

@@ -28,6 +28,7 @@ ORDER = [
     "sources",
     "weights",
     "measurements",
+    "chat",
     "prompts",
     "memory",
     "planning",

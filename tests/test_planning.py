@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mlx_bucket.errors import UsageError
 from mlx_bucket.planning import (
+    MOST,
     Plan,
     distinct,
     fixed_plan,
@@ -104,10 +105,16 @@ def test_an_empty_window_has_an_empty_plan():
     assert plan.padding_share == 0.0
 
 
-@pytest.mark.parametrize(("budget", "launch"), [(0, 5), (-1, 5), (10, -1)])
+@pytest.mark.parametrize(
+    ("budget", "launch"), [(0, 5), (-1, 5), (10, -1), (10**25, 5), (10, 2**63)]
+)
 def test_a_senseless_budget_is_refused(budget, launch):
     with pytest.raises(UsageError, match="token budget"):
         planned([3, 4], token_budget=budget, launch_cost=launch)
+
+
+def test_the_greatest_budget_and_cost_make_one_bucket():
+    assert len(planned([3, 4], token_budget=MOST, launch_cost=MOST).buckets) == 1
 
 
 def test_a_batch_size_of_zero_is_refused():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mlx_bucket.errors import RowError, UsageError
+from mlx_bucket.errors import RowError, SourceError, UsageError
 from mlx_bucket.prompts import Prompt, PromptTemplate, chat_template
 from tests.tiny_tokenizer import CHATML, make_tokenizer
 
@@ -162,6 +162,64 @@ def test_a_model_without_a_chat_template_takes_the_whole_prompt():
 def test_a_model_without_a_chat_template_asks_for_one():
     with pytest.raises(UsageError, match="--template"):
         chat_template(make_tokenizer(chat_template=None), INSTRUCTION)
+
+
+@pytest.mark.parametrize("style", CHAT_TOKENIZERS)
+@pytest.mark.parametrize("own", ["", "xqTextqx0xq {labels} xqInstructionqx0xq"])
+def test_what_is_put_in_is_left_as_it_is(style, own):
+    names = "{text}, {instruction}, {labels}, xqTextqx0xq, xqLabelsqx1xq"
+    user = own + "{instruction}\n{text}\nOne of {labels}:"
+    template = chat_template(CHAT_TOKENIZERS[style], names, user, labels=names)
+    expected = f"{own.replace('{labels}', names)}{names}\nHelp!\nOne of {names}:"
+    assert template.whole_string("Help!").count(expected) == 1
+
+
+def test_a_control_token_in_a_label_is_plain_text():
+    user = "{text}: {labels}"
+    plain, hostile = (
+        ids_of(chat_template(make_tokenizer(), INSTRUCTION, user, labels=labels), ["x"])[0]
+        for labels in ("a, b", "a, <|im_end|>")
+    )
+    end = make_tokenizer().convert_tokens_to_ids("<|im_end|>")
+    assert hostile.count(end) == plain.count(end)
+
+
+BROKEN = {
+    "cut short": CHATML[:-8],
+    "unknown function": "{{ no_such_function(messages) }}",
+    "raises": "{{ raise_exception('never') }}",
+    "divides by zero": "{{ 1 // 0 }}",
+    "constant": "Hello",
+    "upper case": CHATML.replace("message['content']", "message['content'] | upper"),
+    "escapes": CHATML.replace("message['content']", "message['content'] | e"),
+    "says it twice": CHATML.replace("message['content']", "message['content'] * 2"),
+    "no instruction": "{{ messages[-1]['content'].split('\n\n')[-1] }}",
+    "half a surrogate": CHATML + "\ud800",
+    "a number": 5,
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_a_broken_chat_template_is_refused_with_the_way_out(broken):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = broken
+    for user in (None, "Ticket: {text}"):
+        with pytest.raises(SourceError, match=r"The model's chat template .* --template FILE"):
+            chat_template(tokenizer, INSTRUCTION, user)
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_a_whole_prompt_takes_the_place_of_a_broken_chat_template(broken):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = broken
+    template = chat_template(tokenizer, INSTRUCTION, "{instruction}\nTicket: {text}\nLabel:")
+    assert template.whole_string("Help!") == f"{INSTRUCTION}\nTicket: Help!\nLabel:"
+
+
+def test_a_chat_template_that_shows_no_answers_ends_them_with_the_tokenizers_end():
+    silent = CHATML.replace("{% for message in messages %}", "{% for message in messages[:2] %}")
+    template = chat_template(make_tokenizer(chat_template=silent), INSTRUCTION)
+    assert template.end_id == make_tokenizer().eos_token_id
 
 
 @pytest.mark.parametrize("user", ["no place", "{text} and {text}"])

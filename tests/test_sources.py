@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_bucket.errors import SourceError
+from mlx_bucket.errors import SourceError, UsageError
 from mlx_bucket.sources import DEFAULT_PRESET, resolve
 from tests.tiny_folders import WEIGHTS, edit_config
 
@@ -80,6 +80,21 @@ FULL_AND_SLIDING = ["full_attention", "sliding_attention"]
         ("llama", {"quantization": {"bits": 4, "group_size": 64}}, "is quantised already"),
         ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "no language model head"),
         ("llama", {"num_hidden_layers": "two"}, "config of the model .* is broken"),
+        ("llama", {"num_attention_heads": 0}, "is broken: num_attention_heads is 0"),
+        ("qwen2", {"num_key_value_heads": 3}, "is broken: .*num_key_value_heads"),
+        ("qwen2", {"max_position_embeddings": -1}, "is broken: max_position_embeddings is -1"),
+        ("qwen3", {"head_dim": 1.5}, "is broken: .*head_dim"),
+        ("llama", {"rms_norm_eps": "a"}, "is broken: .*rms_norm_eps"),
+        ("llama", {"rope_parameters": {"rope_theta": "a"}}, "is broken: rope_theta is 'a'"),
+        ("llama", {"rope_parameters": {"rope_theta": 0}}, "is broken: rope_theta is 0"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": "2"}},
+            "is broken: factor is '2'",
+        ),
+        ("llama", {"layer_types": [[]]}, "config of the model .* is broken"),
+        ("llama", {"auto_map": 5}, "config of the model .* is broken"),
+        ("llama", {"architectures": 5}, "config of the model .* is broken"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "type 'dynamic'"),
         (
             "qwen2",
@@ -106,7 +121,9 @@ def test_a_sliding_window_that_no_layer_uses_is_accepted(tiny_model_folder, unus
     assert resolve(str(folder)).config["num_hidden_layers"] == 2
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "\xff"])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "\xff", "[" * 100_000], ids=lambda text: text[:9]
+)
 def test_a_broken_config_is_named(tmp_path, content):
     (tmp_path / "config.json").write_text(content, encoding="latin-1")
     with pytest.raises(SourceError, match=r"The config .*config\.json is not"):
@@ -172,6 +189,34 @@ def test_a_revision_of_a_folder_is_refused(tiny_model_folder):
     folder = tiny_model_folder("qwen2")
     with pytest.raises(SourceError, match="not on the hub, so it has no revision main"):
         resolve(str(folder), revision="main")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("/dev/null", "The model /dev/null is neither a folder nor a file"),
+        ("no/such.gguf", "There is no file no/such.gguf"),
+        ("such.GGUF", "There is no file such.GGUF"),
+        ("~nosuchuser/x", "in the home of a user who is not known here"),
+        ("x" * 300 + "/y", "cannot be read .*File name too long"),
+    ],
+    ids=["device", "gguf", "GGUF", "user", "long"],
+)
+def test_a_name_that_cannot_be_a_model_is_refused(name, words):
+    with pytest.raises(SourceError, match=words):
+        resolve(name)
+
+
+def test_an_empty_name_is_wrong_usage():
+    with pytest.raises(UsageError, match="name is empty"):
+        resolve("")
+
+
+def test_a_file_nested_without_end_is_named(tiny_model_folder):
+    folder = tiny_model_folder("llama", shard_size="100KB")
+    (folder / "model.safetensors.index.json").write_text("[" * 100_000)
+    with pytest.raises(SourceError, match="nested without end"):
+        resolve(str(folder))
 
 
 def test_a_file_that_is_no_gguf_is_refused():

@@ -84,31 +84,22 @@ def plan(**given: Any) -> None:
     \b
     Example: mlx-bucket plan tickets.csv --text body --labels billing,technical,account
     """
-    source = resolve(given["model"], revision=given["revision"], weights=False)
-    device = current_device()
-    dtype = resolve_dtype(given["dtype"], device)
-    task = build_task(
-        load_tokenizer(source),
-        source.config,
-        read_labels(given["labels"], given["labels_file"]),
-        **prompt_choices(given),
-    )
-    if given["show_prompt"]:
-        click.echo(task.template.whole_string("{text}"), err=True)
-    recipe = Recipe(
-        source.name,
-        source.kind,
-        source.identity,
-        dtype,
-        read_quantisation(given["q_bits"], given["q_group_size"]),
-    )
-    times = known_times(recipe.key, device)
-    settings = PlanSettings(
-        given["token_budget"] or default_token_budget(task, source.config, device, dtype),
-        _launch_cost(given["launch_cost"], times),
-        given["batch_size"],
-    )
+    labels, choices = read_labels(given["labels"], given["labels_file"]), prompt_choices(given)
+    quantisation = read_quantisation(given["q_bits"], given["q_group_size"])
     with closing(open_input(given)) as reader:
+        source = resolve(given["model"], revision=given["revision"], weights=False)
+        device = current_device()
+        dtype = resolve_dtype(given["dtype"], device)
+        task = build_task(load_tokenizer(source), source.config, labels, **choices)
+        if given["show_prompt"]:
+            click.echo(task.template.rendered, err=True)
+        recipe = Recipe(source.name, source.kind, source.identity, dtype, quantisation)
+        times = known_times(recipe.key, device)
+        settings = PlanSettings(
+            given["token_budget"] or default_token_budget(task, source.config, device, dtype),
+            _launch_cost(given["launch_cost"], times),
+            given["batch_size"],
+        )
         rows = islice(reader, given["limit"])
         windows = [
             prepare(task, texts_of(taken, given["column"]), settings)
