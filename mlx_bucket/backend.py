@@ -106,8 +106,9 @@ OUR_STRATEGIES = tuple(
 class Run:
     """The scores of a job's rows by one strategy, with what they took.
 
-    ``seconds`` go from token ids to scores in host memory. A generation loop gives winners only:
-    its log-probabilities and margins are NaN.
+    ``seconds`` go from token ids to scores in host memory. ``peak_bytes`` is the most memory that
+    was held above what was held before, so without the weights. A generation loop gives winners
+    only: its log-probabilities and margins are NaN.
     """
 
     scores: LabelScores

@@ -254,15 +254,18 @@ def _at(rows: int, at: Ints, values: npt.NDArray[Number], missing: float) -> npt
 def _report(
     window: Window, rows: RowScores, work: Work, seconds: float, certification: Certification
 ) -> Report:
-    prompts, prefix = window.distinct_prompts, len(window.prefix)
-    distinct_tokens = sum(map(len, prompts))
+    """What was done, of finished rows alone: a run may be stopped in the middle of a window."""
+    finished = np.flatnonzero(rows.finished[window.answerable])  # among the answerable rows
+    ran = np.unique(window.distinct.inverse[finished])  # among the distinct prompts
+    prompt_tokens = sum(len(window.prompts[row]) for row in finished)
+    distinct_tokens = sum(len(window.prompts[row]) for row in window.distinct.first[ran])
     return Report(
         rows=len(rows.errors),
         errors=sum(error is not None for error in rows.errors),
-        buckets=len(window.plan.buckets),
-        prompt_tokens=window.prompt_tokens,
-        saved_by_dedup=window.prompt_tokens - distinct_tokens,
-        saved_by_prefix=prefix * len(prompts) - work.prefix_tokens,
+        buckets=sum(bool(np.isin(bucket.rows, ran).all()) for bucket in window.plan.buckets),
+        prompt_tokens=prompt_tokens,
+        saved_by_dedup=prompt_tokens - distinct_tokens,
+        saved_by_prefix=len(window.prefix) * len(ran) - work.prefix_tokens,
         tokenise_seconds=window.tokenise_seconds,
         plan_seconds=window.plan_seconds,
         forward_seconds=seconds,

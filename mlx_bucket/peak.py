@@ -17,6 +17,7 @@ STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
 CLEAR_PEAK = "5"  # see proc_pid_clear_refs(5)
 PEAK_LINE = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
+HELD_LINE = re.compile(r"^VmRSS:\s+(\d+) kB$", re.MULTILINE)
 
 
 def reset_peak() -> bool:
@@ -28,9 +29,18 @@ def reset_peak() -> bool:
     return True
 
 
+def held_bytes() -> int:
+    """What the process holds now, or, where the system does not tell, its peak so far."""
+    return _status(HELD_LINE)
+
+
 def peak_bytes() -> int:
     """The peak since the last reset that was possible, or since the process began."""
-    if STATUS.exists() and (peak := PEAK_LINE.search(STATUS.read_text(encoding="utf-8"))):
-        return int(peak[1]) * 1024
+    return _status(PEAK_LINE)
+
+
+def _status(line: re.Pattern[str]) -> int:
+    if STATUS.exists() and (found := line.search(STATUS.read_text(encoding="utf-8"))):
+        return int(found[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

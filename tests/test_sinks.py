@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 from mlx_bucket.errors import OutputError
 from mlx_bucket.jobs.readers import open_reader
 from mlx_bucket.jobs.sinks import free_names, open_sink
-from tests.test_readers import TABLE, csv_bytes
+from tests.test_readers import TABLE, csv_bytes, unhurried
 
 ANSWERS = {"label": "refund", "probability": 0.123456789, "error": None}
 
@@ -29,17 +27,6 @@ def opened(source, target, answers=ANSWERS, **options):
         yield reader, sink
 
 
-def write_one_and_raise(source, target, error) -> None:
-    with opened(source, target) as (reader, sink):
-        sink.write(next(iter(reader)), ANSWERS)
-        raise error
-
-
-def raise_before_a_row(source, target) -> None:
-    with opened(source, target, overwrite=True):
-        raise RuntimeError
-
-
 def names_in(folder) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -49,6 +36,7 @@ def copy(source, target, answers=ANSWERS, **options) -> dict[str, str]:
     with opened(source, target, answers, **options) as (reader, sink):
         for row in reader:
             sink.write(row, answers)
+        sink.finish()
     return sink.renamed
 
 
@@ -61,6 +49,7 @@ def read_jsonl(path) -> list[dict]:
     return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
 
 
+@unhurried
 @given(TABLE)
 def test_csv_to_csv_keeps_every_field(tmp_path_factory, table):
     folder = tmp_path_factory.mktemp("sink")
@@ -71,6 +60,7 @@ def test_csv_to_csv_keeps_every_field(tmp_path_factory, table):
     assert rows == [[a, b, "refund", "0.123457", ""] for a, b in table]
 
 
+@unhurried
 @given(TABLE)
 def test_csv_to_jsonl_keeps_every_field_as_text(tmp_path_factory, table):
     folder = tmp_path_factory.mktemp("sink")
@@ -90,6 +80,7 @@ VALUES = st.recursive(
 )
 
 
+@unhurried
 @given(st.lists(st.dictionaries(st.sampled_from(["id", "body", "label", "é"]), VALUES), max_size=6))
 def test_jsonl_to_jsonl_keeps_every_value(tmp_path_factory, records):
     folder = tmp_path_factory.mktemp("sink")
@@ -119,11 +110,58 @@ def test_jsonl_to_csv_has_a_column_for_every_key(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    "literal",
+    ["3.14159265358979323846", "1E400", "-0.0", "7" * 5000, '[1.50,{"a":1e2,"a":2}]', "true"],
+)
+def test_jsonl_to_csv_keeps_the_text_of_values(tmp_path, literal):
+    (tmp_path / "in.jsonl").write_text(f'{{"n" : {literal} , "body": "a"}}\n')
+    copy(tmp_path / "in.jsonl", tmp_path / "out.csv")
+    assert read_csv(tmp_path / "out.csv")[1][:2] == [literal, "a"]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_bytes_that_are_no_text_stay_visible(tmp_path, ending):
+    (tmp_path / "in.csv").write_bytes(b"body,n\ncaf\xe9,1\n")
+    copy(tmp_path / "in.csv", tmp_path / f"out.{ending}")
+    assert "caf\\xe9" in (tmp_path / f"out.{ending}").read_text().replace("\\\\", "\\")
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "target", "header"),
+    [
+        ("in.csv", "id;body\n1;a\n", "out.tsv", "id\tbody\tlabel"),
+        ("in.jsonl", '{"id": 1, "body": "a"}\n', "out.tsv", "id\tbody\tlabel"),
+        ("in.tsv", "id\tbody\n1\ta\n", "out.csv", "id,body,label"),
+        ("in.csv", "id\tbody\n1\ta\n", "out.csv", "id\tbody\tlabel"),
+        ("in.tsv", "id\tbody\n1\ta\n", "out.tsv", "id\tbody\tlabel"),
+    ],
+)
+def test_a_tsv_is_separated_by_tabs_and_nothing_else_is_for_its_sake(
+    tmp_path, source, content, target, header
+):
+    (tmp_path / source).write_text(content)
+    copy(tmp_path / source, tmp_path / target)
+    assert (tmp_path / target).read_text().startswith(header)
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
 def test_a_broken_line_stays_in_the_output(tmp_path, ending):
     (tmp_path / "in.jsonl").write_text('{"body": "a"}\nnot json\n')
     copy(tmp_path / "in.jsonl", tmp_path / f"out.{ending}")
     assert "not json" in (tmp_path / f"out.{ending}").read_text()
+
+
+def test_a_broken_line_does_not_stand_under_the_name_of_a_column(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"body": "a"}\nnot json\n')
+    copy(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    copy(tmp_path / "in.jsonl", tmp_path / "out.csv")
+    assert list(read_jsonl(tmp_path / "out.jsonl")[1])[:2] == ["raw", "label"]
+    assert [row[:2] for row in read_csv(tmp_path / "out.csv")] == [
+        ["body", "raw"],
+        ["a", ""],
+        ["", "not json"],
+    ]
 
 
 def test_delimiter_and_line_ends_are_the_inputs(tmp_path):
@@ -141,6 +179,22 @@ def test_repeated_columns_stay_in_csv_and_are_told_apart_in_json(tmp_path):
     assert list(read_jsonl(tmp_path / "out.jsonl")[0])[:3] == ["a", "a_2", "body"]
 
 
+@pytest.mark.parametrize("header", ["label,label,body", "a,a,a_2", "label,label_2,label", "a,a,a"])
+def test_no_key_stands_twice_in_json(tmp_path, header):
+    (tmp_path / "in.csv").write_text(f"{header}\n1,2,3\n")
+    copy(tmp_path / "in.csv", tmp_path / "out.jsonl")
+    pairs = json.loads((tmp_path / "out.jsonl").read_text(), object_pairs_hook=list)
+    assert len({key for key, _ in pairs}) == len(pairs) == 6
+    assert [value for _, value in pairs][:3] == ["1", "2", "3"]
+
+
+def test_a_column_that_stands_once_keeps_its_name_in_json(tmp_path):
+    (tmp_path / "in.csv").write_text("a,a,a_2\n1,2,3\n")
+    copy(tmp_path / "in.csv", tmp_path / "out.jsonl")
+    assert read_jsonl(tmp_path / "out.jsonl")[0]["a_2"] == "3"
+
+
+@unhurried
 @given(st.lists(st.sampled_from(["label", "label_2", "error", "x"])))
 def test_answer_columns_never_take_a_column_of_the_input(taken):
     names = free_names(["label", "error"], taken)
@@ -161,30 +215,6 @@ def test_an_output_is_not_overwritten_unasked(tmp_path):
     assert (tmp_path / "out.csv").read_text() == "precious"
 
 
-def test_a_file_can_be_replaced_by_its_own_answers(tmp_path):
-    (tmp_path / "in.csv").write_text("body\na\nb\n")
-    copy(tmp_path / "in.csv", tmp_path / "in.csv", overwrite=True)
-    assert [row[0] for row in read_csv(tmp_path / "in.csv")] == ["body", "a", "b"]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_a_run_that_breaks_off_keeps_its_finished_rows(tmp_path, error):
-    (tmp_path / "in.csv").write_text("body\na\nb\n")
-    with pytest.raises(error):
-        write_one_and_raise(tmp_path / "in.csv", tmp_path / "out.csv", error)
-    assert [row[0] for row in read_csv(tmp_path / "out.csv")] == ["body", "a"]
-    assert names_in(tmp_path) == ["in.csv", "out.csv"]
-
-
-def test_a_run_that_finishes_no_row_leaves_the_old_output_alone(tmp_path):
-    (tmp_path / "in.csv").write_text("body\na\n")
-    (tmp_path / "out.csv").write_text("precious")
-    with pytest.raises(RuntimeError):
-        raise_before_a_row(tmp_path / "in.csv", tmp_path / "out.csv")
-    assert (tmp_path / "out.csv").read_text() == "precious"
-    assert names_in(tmp_path) == ["in.csv", "out.csv"]
-
-
 @pytest.mark.parametrize(
     ("target", "message"),
     [("nowhere/out.csv", "does not exist"), (".", "is a folder")],
@@ -195,14 +225,32 @@ def test_a_target_that_cannot_be_written_is_named(tmp_path, target, message):
         copy(tmp_path / "in.csv", tmp_path / target)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_named_and_finished_rows_are_kept(tmp_path):
-    # The partial file is a link to a device that is always full.
-    (tmp_path / "in.csv").write_text("body\n" + "a\n" * 10_000)
-    partial = tmp_path / f".{os.getpid()}.partial-out.csv"
-    partial.symlink_to("/dev/full")
-    with pytest.raises(OutputError, match=r"out\.csv cannot be written: No space left on device"):
-        copy(tmp_path / "in.csv", tmp_path / "out.csv")
+@pytest.mark.parametrize("name", ["out.csv", "-"])
+def test_nothing_is_written_before_the_first_row(tmp_path, capsys, name):
+    (tmp_path / "in.csv").write_text("body\na\n")
+    target = name if name == "-" else tmp_path / name
+    with opened(tmp_path / "in.csv", target):
+        assert names_in(tmp_path) == ["in.csv"]
+    assert names_in(tmp_path) == ["in.csv"]
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("out.csv", "body,label,probability,error\n"), ("out.jsonl", "")]
+)
+def test_a_file_without_rows_gives_one_without_rows(tmp_path, name, expected):
+    (tmp_path / "in.csv").write_text("body\n")
+    copy(tmp_path / "in.csv", tmp_path / name)
+    assert (tmp_path / name).read_text() == expected
+
+
+def test_an_input_is_never_replaced_by_its_answers(tmp_path):
+    (tmp_path / "in.csv").write_text("body\na\n")
+    (tmp_path / "link.csv").symlink_to("in.csv")
+    for name in ("in.csv", "link.csv"):
+        with pytest.raises(OutputError, match="is an input of this run"):
+            copy(tmp_path / "in.csv", tmp_path / name, overwrite=True)
+    assert (tmp_path / "in.csv").read_text() == "body\na\n"
 
 
 def test_halves_of_surrogate_pairs_are_written_as_escapes(tmp_path):

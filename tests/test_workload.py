@@ -7,6 +7,8 @@ import io
 import json
 import re
 import statistics
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -130,4 +132,52 @@ def test_a_different_labels_file_is_not_replaced_unasked(tmp_path):
 def test_the_command_names_a_place_that_cannot_be_written(tmp_path):
     done = CliRunner().invoke(commands, ["workload", "-o", str(tmp_path / "no" / "t.csv")])
     assert done.exit_code == 1
-    assert "cannot be written: No such file" in done.stderr
+    assert "does not exist; make it first" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("t.csv", "id,body,label"),
+        ("t.tsv", "id\tbody\tlabel"),
+        ("t.jsonl", json.dumps(vars(make_tickets(1, 1)[0]), ensure_ascii=False)),
+    ],
+)
+def test_the_command_writes_in_the_format_of_the_ending(tmp_path, name, first):
+    CliRunner().invoke(commands, ["workload", "-n", "1", "-o", str(tmp_path / name)])
+    assert (tmp_path / name).read_text(encoding="utf-8").split("\n")[0] == first
+
+
+@pytest.mark.parametrize("alias", ["same.json", "./same.json", "link.json"])
+def test_tickets_and_labels_do_not_share_a_file(tmp_path, monkeypatch, alias):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.json").symlink_to("same.json")
+    arguments = ["workload", "-o", "same.json", "--write-labels", alias, "--overwrite"]
+    done = CliRunner().invoke(commands, arguments)
+    assert done.exit_code == 2
+    assert "name two files" in done.stderr
+    assert not (tmp_path / "same.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("tickets", "labels"), [("t.csv", "no/l.json"), ("no/t.csv", "l.json"), (".", "l.json")]
+)
+def test_a_command_that_fails_writes_neither_file(tmp_path, tickets, labels):
+    places = ["-o", str(tmp_path / tickets), "--write-labels", str(tmp_path / labels)]
+    done = CliRunner().invoke(commands, ["workload", *places])
+    assert done.exit_code == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_leaves_neither_file(tmp_path):
+    code = (
+        "import resource, signal; from mlx_bucket.cli import main\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
+        f"main(['workload', '-o', {str(tmp_path / 't.csv')!r}, "
+        f"'--write-labels', {str(tmp_path / 'l.json')!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "t.csv cannot be written: File too large" in done.stderr
+    assert list(tmp_path.iterdir()) == []

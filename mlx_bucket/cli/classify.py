@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, suppress
 from itertools import islice
 from time import perf_counter
-from types import FrameType
 from typing import Any
 
 import click
 
 from mlx_bucket.classify import Classifier, Options
 from mlx_bucket.cli import INTERRUPTED
+from mlx_bucket.cli.interrupts import interruptible, stop_asked
 from mlx_bucket.cli.options import (
     batch_options,
     input_options,
@@ -27,6 +25,7 @@ from mlx_bucket.cli.options import (
 )
 from mlx_bucket.cli.summary import summary_lines, summary_of
 from mlx_bucket.errors import RowError, UsageError
+from mlx_bucket.jobs.outputs import check_standard_output
 from mlx_bucket.jobs.run import Outcome, answer_columns, run_job
 from mlx_bucket.jobs.sinks import Sink, open_sink
 from mlx_bucket.loading import load_model
@@ -84,12 +83,19 @@ def classify(ctx: click.Context, /, **given: Any) -> None:
     """
     if given["as_json"] and given["output"] == "-":
         raise UsageError("--json prints the summary on stdout, so give the answers -o FILE.")
+    if given["as_json"]:
+        check_standard_output()
     labels = read_labels(given["labels"], given["labels_file"])
     options = _options(given)
-    with closing(open_input(given)) as reader:
+    with interruptible(), closing(open_input(given)) as reader:
         columns = answer_columns(options, list(labels))
         with open_sink(
-            given["output"], reader=reader, answer_columns=columns, overwrite=given["overwrite"]
+            given["output"],
+            reader=reader,
+            answer_columns=columns,
+            overwrite=given["overwrite"],
+            other_inputs=(given["labels_file"], given["template"]),
+            on_kept=_say_kept,
         ) as sink:
             classifier, load_seconds = _load(given, labels, options)
             _say_renamed(sink)
@@ -99,7 +105,7 @@ def classify(ctx: click.Context, /, **given: Any) -> None:
         click.echo(json.dumps(summary, indent=2))
     click.echo("\n".join(summary_lines(summary)), err=True)
     if outcome.stopped:
-        click.echo("Interrupted; the finished rows are in the output.", err=True)
+        click.echo("Interrupted." if sink.rows else "Interrupted; no row was finished.", err=True)
         ctx.exit(INTERRUPTED)
     if outcome.report.errors:
         ctx.exit(RowError.exit_code)
@@ -142,13 +148,21 @@ def _say_renamed(sink: Sink) -> None:
         )
 
 
+def _say_kept(rows: int, place: str) -> None:
+    with suppress(OSError):  # the terminal may be gone
+        click.echo(
+            f"{rows:,} finished {'row is' if rows == 1 else 'rows are'} in {place}.", err=True
+        )
+
+
 def _run(classifier: Classifier, rows: Any, given: dict[str, Any], sink: Sink) -> Outcome:
     """Run the job under a progress display, until its end or the first Ctrl-C."""
     progress = Progress("Classifying", unit="distinct texts")
-    with progress, _stop_asked() as asked:
+    with progress, stop_asked() as asked:
 
         def on_bucket(bucket: Bucket) -> bool:
-            progress.advance(len(bucket.rows))
+            if not asked:  # the terminal may be gone
+                progress.advance(len(bucket.rows))
             return bool(asked)
 
         return run_job(
@@ -160,24 +174,3 @@ def _run(classifier: Classifier, rows: Any, given: dict[str, Any], sink: Sink) -
             on_window=lambda window: progress.expect(len(window.distinct.first)),
             on_bucket=on_bucket,
         )
-
-
-@contextmanager
-def _stop_asked() -> Iterator[list[int]]:
-    """A list that gets the first SIGINT or SIGTERM; a second one takes effect at once."""
-    asked: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        asked.append(number)
-        click.echo("Ending after the buckets under way; press Ctrl-C again to end now.", err=True)
-        for each in before:
-            signal.signal(each, signal.default_int_handler)
-
-    try:
-        for number in before:
-            signal.signal(number, note)
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

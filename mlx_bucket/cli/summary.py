@@ -35,7 +35,7 @@ def summary_of(classifier: Classifier, outcome: Outcome, load_seconds: float) ->
         "answered": report.rows - report.errors - outcome.unfinished,
         "errors": report.errors,
         "unfinished": outcome.unfinished,
-        "rows_per_second": report.rows / total if total else 0.0,
+        "rows_per_second": (report.rows - outcome.unfinished) / total if total else 0.0,
         "buckets": report.buckets,
         "forwards": work.forwards,
         "decode_steps": work.decode_steps,

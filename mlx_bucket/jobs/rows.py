@@ -7,9 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mlx_bucket.errors import RowError
+
+SHOWN = 80  # characters of a value that a message shows
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A JSON value that is neither a string nor null, in the very text that the file has for it."""
+
+    text: str
+
+
+Value = str | Literal | None
 
 
 @dataclass(frozen=True)
@@ -22,8 +33,8 @@ class Row:
 
     file: str
     line: int
-    names: Sequence[str]
-    values: Sequence[Any]
+    names: tuple[str, ...]
+    values: Sequence[Value]
     raw: str | None = None
     error: str | None = None
 
@@ -45,14 +56,18 @@ def text_of(row: Row, column: str) -> str:
     value = row.values[row.names.index(column)]
     if value is None:
         raise RowError("The field is null, so there is no text.")
-    if not isinstance(value, str):
-        raise RowError(f"The field holds the {_kind(value)} {value!r}, not a text.")
+    if isinstance(value, Literal):
+        raise RowError(
+            f"The field holds the {_kind(value.text)} {shortened(value.text)}, not a text."
+        )
     return value
 
 
-def _kind(value: object) -> str:
-    if isinstance(value, bool):
-        return "truth value"
-    if isinstance(value, (int, float)):
-        return "number"
-    return "list" if isinstance(value, list) else "object"
+def shortened(text: str) -> str:
+    """The beginning of a text, for a message."""
+    return text if len(text) <= SHOWN else text[: SHOWN - 4] + " ..."
+
+
+def _kind(literal: str) -> str:
+    kinds = {"{": "object", "[": "list", "t": "truth value", "f": "truth value"}
+    return kinds.get(literal[0], "number")

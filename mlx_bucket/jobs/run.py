@@ -65,13 +65,16 @@ def run_job(
     """Classify the text in ``column`` of each row and write the answers to ``sink``.
 
     ``on_window`` hears of each window before it runs, ``on_bucket`` of each bucket that is done;
-    if that answers True, the run ends there and the rows finished so far are written.
+    if that answers True, the run ends there and the rows finished so far are written. ``sink`` is
+    finished only when every row is in it.
     """
     job = _Job(classifier, column, sink)
     for taken in job.timed(windows_of(rows, window)):
         if job.run(taken, on_window, on_bucket):
             break
     job.write_held()
+    if not job.stopped:
+        sink.finish()
     return Outcome(job.report, job.read_seconds, job.write_seconds, job.unfinished, job.stopped)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from mlx_bucket.backend import Job, OnBucket, Run, Strategy
 from mlx_bucket.errors import UsageError
-from mlx_bucket.peak import peak_bytes, reset_peak
+from mlx_bucket.peak import held_bytes, peak_bytes, reset_peak
 from mlx_bucket.reference.generation import generate
 from mlx_bucket.reference.scoring import score
 
@@ -54,8 +54,8 @@ class TorchBackend:
         if strategy.name == "batch_generate":
             raise UsageError("The strategy batch_generate is mlx-lm's; PyTorch's is generate.")
         kind = self.model.device.type
-        _reset_peak(kind)
         _wait(kind)
+        held = _held(kind)
         started = perf_counter()
         with torch.inference_mode():
             if strategy.name == "generate":
@@ -63,7 +63,8 @@ class TorchBackend:
             else:
                 scores, work = score(self.model, job, strategy, on_bucket)
         _wait(kind)
-        return Run(scores, work, perf_counter() - started, _peak(kind))
+        seconds = perf_counter() - started
+        return Run(scores, work, seconds, max(_peak(kind) - held, 0))
 
 
 def _wait(kind: str) -> None:
@@ -74,11 +75,15 @@ def _wait(kind: str) -> None:
         torch.mps.synchronize()
 
 
-def _reset_peak(kind: str) -> None:
+def _held(kind: str) -> int:
+    """Bytes held now; a new peak begins."""
     if kind == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    elif kind == "cpu":
-        reset_peak()
+        return torch.cuda.memory_allocated()  # type: ignore[no-any-return]
+    if kind == "mps":
+        return torch.mps.driver_allocated_memory()  # type: ignore[no-any-return]
+    reset_peak()
+    return held_bytes()
 
 
 def _peak(kind: str) -> int:

@@ -1,0 +1,53 @@
+"""Opens input files as bytes, and tells files apart.
+
+In goes a path, ``-`` for standard input; out comes an open file. The invariant: whatever the
+system refuses, while opening or while reading, becomes an ``InputError`` that names the file.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from mlx_bucket.errors import InputError
+
+FileId = tuple[int, int]
+
+
+def open_input(path: str) -> IO[bytes]:
+    """Open a file, or standard input for ``-``.
+
+    Raises:
+        InputError: it cannot be opened.
+    """
+    if path != "-":
+        with reading(path):
+            return Path(path).open("rb")
+    if sys.stdin is None:
+        raise InputError("Standard input is closed; name a file, or pipe the rows in.")
+    return sys.stdin.buffer
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn a refusal of the system into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{name} cannot be read: {error.strerror or error}; check the path and the disk."
+        ) from error
+
+
+def file_id(file: IO[bytes] | Path) -> FileId | None:
+    """What a regular file shares with no other, whatever its name; None for anything else."""
+    try:
+        found = file.stat() if isinstance(file, Path) else os.fstat(file.fileno())
+    except (OSError, ValueError):  # it does not exist, or is a stream of our own
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
