@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from mlx_bucket.classify import Classifier, Options
+from mlx_bucket.cli import commands
 from mlx_bucket.sources import resolve
 from mlx_bucket.weights import LoadedModel
 from mlx_bucket.workload import LABELS as TICKET_LABELS
@@ -132,3 +135,16 @@ def test_the_work_on_the_600_tickets_is_the_distinct_suffixes_and_one_prefix(qwe
     assert report.work.tokens_forwarded <= 1.02 * suffix_tokens + len(window.prefix)
     assert report.work.decode_steps == 0
     assert report.work.head_rows == len(window.distinct.first)
+
+
+def test_the_command_proves_it_on_tickets_of_all_lengths(tmp_path):
+    tickets, labels = tmp_path / "tickets.csv", ",".join(TICKET_LABELS)
+    CliRunner().invoke(commands, ["workload", "-n", "600", "--seed", "1", "-o", str(tickets)])
+    proof = ["parity", str(tickets), "--text", "body", "--labels", labels, "--probes", "16"]
+    ways = ["--strategy", "planned + shared", "--strategy", "batch_generate 8 + shared"]
+    model = ["--model", "smollm2-135m", "--dtype", "float32", "--batch-size", "8", "--json"]
+    done = CliRunner().invoke(commands, [*proof, *ways, *model])
+    assert done.exit_code == 0, done.output
+    record = json.loads(done.stdout)
+    assert record["passed"] is True
+    assert [cell["agreement"] for cell in record["cells"]] == [1.0, 1.0, 1.0]

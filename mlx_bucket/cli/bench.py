@@ -20,8 +20,7 @@ from mlx_bucket.cli.contest import (
     workload_options,
 )
 from mlx_bucket.cli.options import optional_input_options, task_options
-from mlx_bucket.cli.subject import Subject, read_subject
-from mlx_bucket.errors import UsageError
+from mlx_bucket.cli.subject import Subject, chosen_by_title, read_subject
 
 
 @click.command()
@@ -67,12 +66,5 @@ def _contestants(
     if "torch" in given["backends"]:
         found += torch_contestants(subject, checked)
     found = fitted(found, subject, given["batch_size"])
-    if given["strategies"]:
-        chosen = tuple(given["strategies"])
-        found = [each for each in found if each.strategy.title.startswith(chosen)]
-    if not found:
-        raise UsageError(
-            f"No strategy begins with {' or '.join(given['strategies'])}; see mlx-bucket bench "
-            "without --strategy for their titles."
-        )
-    return found
+    chosen = chosen_by_title([each.strategy for each in found], given["strategies"])
+    return [each for each in found if each.strategy in chosen]

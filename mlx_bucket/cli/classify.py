@@ -121,6 +121,7 @@ def _options(given: dict[str, Any]) -> Options:
 
 def _load(given: dict[str, Any], labels: Any, options: Options) -> tuple[Classifier, float]:
     started = perf_counter()
+    choices = prompt_choices(given)  # first, since they can be wrong at once
     loaded = load_model(
         given["model"],
         dtype=given["dtype"],
@@ -128,7 +129,6 @@ def _load(given: dict[str, Any], labels: Any, options: Options) -> tuple[Classif
         quantisation=read_quantisation(given["q_bits"], given["q_group_size"]),
         progress=True,
     )
-    choices = prompt_choices(given)
     classifier = Classifier(
         loaded,
         labels=labels,

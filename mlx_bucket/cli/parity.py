@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import date
 from typing import Any
 
 import click
 
 from mlx_bucket.backend import Strategy, Truth
 from mlx_bucket.cli.options import input_options, task_options
-from mlx_bucket.cli.subject import Subject, ask_reference, read_subject
+from mlx_bucket.cli.subject import Subject, ask_reference, chosen_by_title, read_subject
 from mlx_bucket.cli.text import percent, table
+from mlx_bucket.device import environment
 from mlx_bucket.errors import MlxBucketError
 from mlx_bucket.labels import Decision
 from mlx_bucket.mlx_backend import MlxBackend
@@ -50,6 +52,12 @@ class Probes(click.ParamType):  # type: ignore[type-arg]
     show_default=True,
     help="Batch sizes of the strategies that have one; may be given several times.",
 )
+@click.option(
+    "--strategy",
+    "chosen",
+    multiple=True,
+    help="Run only the strategies whose title begins so; may be given several times.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.pass_context
 def parity(ctx: click.Context, /, **given: Any) -> None:
@@ -66,7 +74,9 @@ def parity(ctx: click.Context, /, **given: Any) -> None:
     subject = everything.at(choose_probes(lengths, given["probes"] or len(lengths)))
     truth = ask_reference(subject)
     backend = subject.backend
-    strategies = matrix(backend.strategies, sorted(given["batch_sizes"]))
+    strategies = chosen_by_title(
+        matrix(backend.strategies, sorted(given["batch_sizes"])), given["chosen"]
+    )
     cells = _cells(backend, subject, truth, strategies)
     judged = verdict(cells, truth, subject.task.trie.names, backend.dtype)
     if given["as_json"]:
@@ -99,6 +109,8 @@ def _record(
     judged: Verdict,
 ) -> dict[str, Any]:
     return {
+        "date": date.today().isoformat(),
+        "environment": environment().as_dict(),
         "model": subject.loaded.entry.recipe.name,
         "backend": subject.backend.name,
         "reference": "transformers cpu float32",

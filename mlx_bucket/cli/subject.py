@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from mlx_bucket.backend import Job, Truth
+from mlx_bucket.backend import Job, Strategy, Truth
 from mlx_bucket.cli.options import (
     Labels,
     open_input,
@@ -110,6 +110,21 @@ def read_subject(given: Mapping[str, Any]) -> Subject:
         rows=len(window.answerable),
         host_seconds=host_seconds,
     )
+
+
+def chosen_by_title(strategies: Sequence[Strategy], beginnings: Sequence[str]) -> list[Strategy]:
+    """The strategies whose titles begin so; all of them if nothing is chosen.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not beginnings:
+        return list(strategies)
+    found = [strategy for strategy in strategies if strategy.title.startswith(tuple(beginnings))]
+    if not found:
+        titles = ", ".join(dict.fromkeys(strategy.title for strategy in strategies))
+        raise UsageError(f"No strategy begins with {' or '.join(beginnings)}; there are: {titles}.")
+    return found
 
 
 def ask_reference(subject: Subject) -> Truth:

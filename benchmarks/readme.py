@@ -1,0 +1,123 @@
+"""Puts the figures of ``benchmarks/results`` into the README, between its marks.
+
+Run: .venv/bin/python benchmarks/readme.py [--check]
+``--check`` changes nothing, and fails if a figure in the README is not that of the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mlx_bucket.bench.results import read_result
+from mlx_bucket.bench.tables import markdown_table
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+README = ROOT / "README.md"
+MARKED = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def accuracy() -> str:
+    """Accuracy by model, raw and calibrated."""
+    found = _read("accuracy")
+    lines = [
+        "| model | tickets | raw | `--calibrate batch` |",
+        "|---|---|---|---|",
+        *(
+            f"| `{row['model']}` | {row['rows']} of seed {row['seed']} "
+            f"| {row['raw']:.2f} | {row['calibrated']:.2f} |"
+            for row in found["results"]
+        ),
+    ]
+    return "\n".join([*lines, "", _where(found, "benchmarks/accuracy.py")])
+
+
+def speed() -> str:
+    """The strategies, measured in turn."""
+    result = read_result(RESULTS / "speed.json")
+    found = {"date": result.date, "environment": result.environment}
+    return "\n".join([markdown_table(result), "", _where(found, "benchmarks/speed")])
+
+
+def proof() -> str:
+    """Every comparison with the reference, in one row each."""
+    lines = [
+        "| model | format | texts | ways | labels that differ | largest difference | error bound |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in ("smollm2", "smollm2-float16", "smollm2-bfloat16", "qwen-coder"):
+        found = _read(f"parity-{name}")
+        cells = found["cells"]
+        differences = [
+            c["largest_difference"] for c in cells if c["largest_difference"] is not None
+        ]
+        flips = sum(len(cell["flips"]) for cell in cells)
+        bound = f"{found['bound']:.1g}" if found["bound"] else "none"
+        lines.append(
+            f"| `{found['model']}` | {found['backend'].split()[-1]} | {found['compared']} "
+            f"| {len(cells)} | {flips} | {max(differences):.1e} | {bound} |"
+        )
+    return "\n".join([*lines, "", _where(found, "benchmarks/proof")])
+
+
+def planning() -> str:
+    """Time and memory of planning a million prompts."""
+    found = _read("planning")
+    return (
+        f"Planning a million prompts (dedup, shared prefix, boundaries) takes "
+        f"{found['result']['seconds']:.1f} s and {found['result']['peak_memory_mb']:,} MB.\n\n"
+        f"{_where(found, 'benchmarks/planning.py')}"
+    )
+
+
+FIGURES: dict[str, Callable[[], str]] = {
+    "accuracy": accuracy,
+    "speed": speed,
+    "proof": proof,
+    "planning": planning,
+}
+
+
+def filled(readme: str) -> str:
+    """The README with the figures of the results between its marks."""
+    return MARKED.sub(lambda mark: f"{mark[1]}{FIGURES[mark[2]]()}\n{mark[3]}", readme)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    readme = README.read_text(encoding="utf-8")
+    wanted = filled(readme)
+    if not parser.parse_args().check:
+        README.write_text(wanted, encoding="utf-8")
+    elif wanted != readme:
+        sys.exit("README.md differs from benchmarks/results; run benchmarks/readme.py.")
+
+
+def _read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _where(found: Any, command: str) -> str:
+    """What makes the figures comparable: command, date, machine and versions."""
+    machine = found["environment"]
+    versions = ", ".join(
+        f"{name} {machine['packages'][name]}"
+        for name in ("mlx", "mlx-lm", "torch", "transformers")
+        if machine["packages"].get(name)
+    )
+    device = machine["device"]
+    return (
+        f"<sub>`{command}`, {found['date']}: {machine['cores']} cores, {device['name']}, MLX on "
+        f"{device['kind']}; {versions}.</sub>"
+    )
+
+
+if __name__ == "__main__":
+    main()
