@@ -88,6 +88,11 @@ class Strategy:
             return planned(lengths, token_budget=self.token_budget, launch_cost=self.launch_cost)
         return fixed_plan(lengths, self.batch_size)
 
+    def tokens(self, job: Job) -> int:
+        """Tokens that are forwarded for a job's prompts, padding included, label steps apart."""
+        prefix = job.prefix_length(self.shared_prefix)
+        return prefix + self.plan([len(ids) - prefix for ids in job.prompts]).forwarded_tokens
+
     @property
     def title(self) -> str:
         """The name as tables and charts show it."""

@@ -101,19 +101,27 @@ def run_matrix(
     *,
     on_cell: Callable[[Strategy, Decision, int], object] = lambda *_: None,
 ) -> Iterator[Cell]:
-    """Run the rows in every way and compare; ways that cost much more take fewer rows."""
-    quickest = min(_tokens(job, strategy) for strategy in strategies)
-    for decision in ("exact", "greedy"):
-        for strategy in strategies:
-            if strategy.name in LOOPS and decision == "exact":
-                continue
-            rows = np.arange(len(job.prompts))
-            if _tokens(job, strategy) > SLOW * quickest:
-                rows = choose_probes([len(ids) for ids in job.prompts], QUICK)
+    """Run the rows in every way and compare; ways that cost much more take fewer rows.
+
+    Where the first token decides, both decisions read the same scores, so one run serves both.
+    """
+    quickest = min(strategy.tokens(job) for strategy in strategies)
+    for strategy in strategies:
+        rows = np.arange(len(job.prompts))
+        if strategy.tokens(job) > SLOW * quickest:
+            rows = choose_probes([len(ids) for ids in job.prompts], QUICK)
+        prompts = tuple(job.prompts[row] for row in rows)
+        run: Run | None = None
+        for decision in _decisions(strategy):
             on_cell(strategy, decision, len(rows))
-            prompts = tuple(job.prompts[row] for row in rows)
-            run = backend.run(Job(prompts, job.trie, decision), strategy)
+            if run is None or job.trie.needs_steps:
+                run = backend.run(Job(prompts, job.trie, decision), strategy)
             yield compare(truth, run, job.trie.names, rows, strategy, decision)
+
+
+def _decisions(strategy: Strategy) -> tuple[Decision, ...]:
+    """A generation loop can only be greedy."""
+    return ("greedy",) if strategy.name in LOOPS else ("exact", "greedy")
 
 
 def compare(
@@ -193,11 +201,6 @@ def _warnings(truth: Truth, names: Sequence[str]) -> Iterator[str]:
             f"The model answers {label!r} to {100 * share:.0f} % of the texts, so equal labels "
             "prove little here; look at the log-probabilities and the calibrated labels."
         )
-
-
-def _tokens(job: Job, strategy: Strategy) -> int:
-    prefix = job.prefix_length(strategy.shared_prefix)
-    return prefix + strategy.plan([len(ids) - prefix for ids in job.prompts]).forwarded_tokens
 
 
 def _difference(ours: LabelScores, theirs: Floats, decision: Decision) -> float:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_bucket.backend import Job, Rates, Run, Strategy, Truth, Work
-from mlx_bucket.bench.measure import Checked, Contestant, Scale, measure, planned_tokens, warm_up
+from mlx_bucket.bench.measure import Checked, Contestant, Scale, measure, warm_up
 from mlx_bucket.bench.results import read_result
 from mlx_bucket.bench.roofline import Need, attention_flops, limit_seconds, losses, token_flops
 from mlx_bucket.cli import commands
@@ -69,7 +69,7 @@ def test_a_measurement_counts_what_the_model_computed(backend, job):
     (found,) = measure([Contestant(backend, strategy)], job, rounds=2, scale=SCALE)
     assert len(found.seconds) == 2
     assert found.rows == len(job.prompts)
-    assert found.work.tokens_forwarded == planned_tokens(job, strategy)
+    assert found.work.tokens_forwarded == strategy.tokens(job)
     assert sum(batch.rows for batch in found.batches) == found.rows
     assert found.work.padding_tokens == sum(
         batch.rows * batch.length - batch.needed_tokens for batch in found.batches
@@ -93,7 +93,7 @@ def test_the_cost_of_ten_times_the_rows_is_ten_times_the_tokens(job):
     prefix = job.prefix_length(True)
     for name in ("sequential", "planned"):
         strategy = Strategy(name, shared_prefix=True, launch_cost=0, token_budget=10**6)
-        once, tenfold = planned_tokens(job, strategy), planned_tokens(more, strategy)
+        once, tenfold = strategy.tokens(job), strategy.tokens(more)
         assert tenfold - prefix == 10 * (once - prefix)
 
 

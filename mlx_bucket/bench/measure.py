@@ -69,7 +69,7 @@ def warm_up(contestants: Sequence[Contestant], job: Job) -> dict[str, float]:
         backend.run(few, strategy)
         run = backend.run(few, strategy)
         rate = run.seconds / max(run.work.tokens_forwarded, 1)
-        guesses[contestant.title] = rate * planned_tokens(job, strategy)
+        guesses[contestant.title] = rate * strategy.tokens(job)
     return guesses
 
 
@@ -92,12 +92,6 @@ def measure(
         _measured(contestant, job, found, scale, checked)
         for contestant, found in zip(contestants, runs, strict=True)
     ]
-
-
-def planned_tokens(job: Job, strategy: Strategy) -> int:
-    """Tokens that a strategy forwards for a job, label steps apart."""
-    prefix = job.prefix_length(strategy.shared_prefix)
-    return prefix + strategy.plan([len(ids) - prefix for ids in job.prompts]).forwarded_tokens
 
 
 def _few(job: Job) -> Ints:
