@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlx_bucket.backend import OnBucket, Work
-from mlx_bucket.certify import Certification, certify
+from mlx_bucket.certify import PROBES, Certification, certify
 from mlx_bucket.decisions import Answer, RowScores, answers, calibrated_answers, label_means
 from mlx_bucket.device import current_device, wire_memory
 from mlx_bucket.engine import Runner, Scores, make_scorer
@@ -204,7 +204,8 @@ class Classifier:
             lambda rows: self._exact_scores(window, finished[rows]),
             None if known is None else known["bound"],
         )
-        keep(BOUNDS, identity, {"bound": certification.bound})
+        if known or certification.reruns >= PROBES:  # else too few rows to tell for other jobs
+            keep(BOUNDS, identity, {"bound": certification.bound})
         seconds = perf_counter() - started
         certified = scores.labels.with_rows(finished, labels)
         return replace(scores, labels=certified), replace(certification, seconds=seconds)

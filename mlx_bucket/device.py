@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import resource
-import sys
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -18,6 +16,7 @@ import mlx.core as mx
 
 from mlx_bucket import blas
 from mlx_bucket.errors import UsageError
+from mlx_bucket.peak import peak_bytes
 
 DeviceKind = Literal["metal", "cuda", "cpu"]
 DtypeName = Literal["float16", "bfloat16", "float32"]
@@ -99,10 +98,7 @@ def wire_memory(device: Device) -> None:
 
 def peak_memory_bytes() -> int:
     """The most memory so far: MLX's own count on a GPU, the whole process's on the CPU."""
-    if _kind() != "cpu":
-        return mx.get_peak_memory()
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return peak_bytes() if _kind() == "cpu" else mx.get_peak_memory()
 
 
 def environment() -> Environment:

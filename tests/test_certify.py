@@ -141,6 +141,16 @@ def test_the_bound_is_measured_once_and_kept(tiny_folder, tmp_path, monkeypatch)
     assert len(list((tmp_path / "bounds").iterdir())) == 1
 
 
+def test_a_bound_of_few_rows_is_not_kept_for_other_jobs(tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLX_BUCKET_CACHE", str(tmp_path))
+    runner = Classifier(
+        str(tiny_folder), labels=LABELS, dtype="bfloat16", options=Options(certify=True)
+    )
+    for texts in ([], [""], TEXTS[:5]):
+        runner.classify(texts)
+    assert not (tmp_path / "bounds").exists()
+
+
 def test_a_model_whose_files_changed_cannot_be_certified(tmp_path):
     folder = write_tiny_model(tmp_path / "model")
     loaded = load_model(str(folder), dtype="float16")
