@@ -19,6 +19,7 @@ from mlx_bucket.bench.results import read_result
 from mlx_bucket.bench.roofline import Need, attention_flops, limit_seconds, losses, token_flops
 from mlx_bucket.cli import commands
 from mlx_bucket.cli.contest import gate
+from mlx_bucket.cli.subject import chosen_by_title
 from mlx_bucket.device import current_device
 from mlx_bucket.errors import MlxBucketError
 from mlx_bucket.labels import LabelScores
@@ -209,6 +210,13 @@ def test_the_command_measures_all_strategies_and_writes_a_report(tiny_folder, tm
     assert (tmp_path / "r-speed.png").exists()
 
 
+def test_a_whole_title_chooses_no_other_that_begins_so():
+    both = [Strategy("bucketed", shared) for shared in (False, True)]
+    assert chosen_by_title(both, ["bucketed 32"]) == both[:1]
+    assert chosen_by_title(both, ["bucketed"]) == both
+    assert chosen_by_title(both, []) == both
+
+
 def test_a_choice_of_strategies_as_json(tiny_folder):
     done = bench(tiny_folder, "--backend", "mlx", "--strategy", "planned +", "--json")
     (found,) = json.loads(done.stdout)["measured"]
@@ -243,7 +251,7 @@ def test_compare_measures_each_library_at_its_best_and_as_the_article(tiny_folde
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["--strategy", "quick"], 2, "No strategy begins with quick"),
+        (["--strategy", "quick"], 2, "No strategy begins with 'quick'"),
         (["-o", "report.pdf"], 2, "must end in .html"),
         (["-o", "missing/report.html"], 1, "no folder missing"),
         (["in.csv"], 2, "--text"),

@@ -40,7 +40,7 @@ from mlx_bucket.cli.subject import Subject, chosen_by_title, read_subject
     "--strategy",
     "strategies",
     multiple=True,
-    help="Measure only the strategies whose title begins so; may be given several times.",
+    help="Measure only the strategies with this title, or that begin so; may be repeated.",
 )
 @contest_options
 def bench(**given: Any) -> None:

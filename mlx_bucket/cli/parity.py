@@ -56,7 +56,7 @@ class Probes(click.ParamType):  # type: ignore[type-arg]
     "--strategy",
     "chosen",
     multiple=True,
-    help="Run only the strategies whose title begins so; may be given several times.",
+    help="Run only the strategies with this title, or that begin so; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.pass_context

@@ -112,19 +112,22 @@ def read_subject(given: Mapping[str, Any]) -> Subject:
     )
 
 
-def chosen_by_title(strategies: Sequence[Strategy], beginnings: Sequence[str]) -> list[Strategy]:
-    """The strategies whose titles begin so; all of them if nothing is chosen.
+def chosen_by_title(strategies: Sequence[Strategy], wanted: Sequence[str]) -> list[Strategy]:
+    """The strategies with these titles; a title that none has stands for all that begin so.
+
+    Without a wish, all of them.
 
     Raises:
         UsageError: there is none.
     """
-    if not beginnings:
-        return list(strategies)
-    found = [strategy for strategy in strategies if strategy.title.startswith(tuple(beginnings))]
-    if not found:
-        titles = ", ".join(dict.fromkeys(strategy.title for strategy in strategies))
-        raise UsageError(f"No strategy begins with {' or '.join(beginnings)}; there are: {titles}.")
-    return found
+    titles = list(dict.fromkeys(strategy.title for strategy in strategies))
+    chosen = set(titles if not wanted else ())
+    for title in wanted:
+        found = [title] if title in titles else [each for each in titles if each.startswith(title)]
+        if not found:
+            raise UsageError(f"No strategy begins with {title!r}; there are: {', '.join(titles)}.")
+        chosen.update(found)
+    return [strategy for strategy in strategies if strategy.title in chosen]
 
 
 def ask_reference(subject: Subject) -> Truth:
