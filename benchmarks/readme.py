@@ -51,8 +51,8 @@ def proof() -> str:
         "| model | format | texts | ways | labels that differ | largest difference | error bound |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name in ("smollm2", "smollm2-float16", "smollm2-bfloat16", "qwen-coder"):
-        found = _read(f"parity-{name}")
+    for path in sorted(RESULTS.glob("parity-*.json")):
+        found = _read(path.stem)
         cells = found["cells"]
         differences = [
             c["largest_difference"] for c in cells if c["largest_difference"] is not None
