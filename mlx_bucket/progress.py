@@ -6,6 +6,7 @@ In go counts of work done; out goes text for people, never data. Standard output
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,9 +105,10 @@ def following(bar: Progress, folder: Path) -> Iterator[None]:
 
 def _bytes_below(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.lstat().st_size
+    for place, _, names in os.walk(folder):  # which passes over folders that vanish meanwhile
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += Path(place, name).lstat().st_size
     return total
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -19,14 +20,18 @@ from tests.tiny_tokenizer import make_tokenizer
 
 USERS_CACHE = pytest.StashKey[str | None]()
 VARIABLE = "MLX_BUCKET_CACHE"
+USERS_VARIABLE = "MLX_BUCKET_TESTS_USERS_CACHE"  # what the first of several test processes saw
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give the tests a cache of their own, which is removed at the end."""
     own = tempfile.TemporaryDirectory(prefix="mlx-bucket-tests-")
     config.add_cleanup(own.cleanup)
-    config.stash[USERS_CACHE] = os.environ.get(VARIABLE)
+    users = os.environ.setdefault(USERS_VARIABLE, os.environ.get(VARIABLE, ""))
+    config.stash[USERS_CACHE] = users or None
     os.environ[VARIABLE] = own.name
+    # A shell that starts tests in the background has them ignore Ctrl-C, and so their children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import pytest
 
@@ -78,3 +79,17 @@ def test_a_total_that_becomes_known_on_the_way_is_shown(monkeypatch):
         progress.expect(4)
         progress.advance(2)
     assert stream.getvalue() == "Classifying: 2 of 7 rows\n"
+
+
+def test_a_folder_that_vanishes_while_it_is_measured_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "kept").write_bytes(b"12345")
+    (tmp_path / "gone").mkdir()
+    scan = os.scandir
+
+    def vanishing(path):
+        if str(path).endswith("gone"):
+            raise FileNotFoundError(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert progress._bytes_below(tmp_path) == 5
