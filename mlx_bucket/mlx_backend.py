@@ -16,7 +16,6 @@ from mlx_bucket.backend import OUR_STRATEGIES, Job, OnBucket, Run, Strategy
 from mlx_bucket.device import Device
 from mlx_bucket.engine import make_scorer, run_plan, run_prefix
 from mlx_bucket.mlx_lm_loop import batch_generate
-from mlx_bucket.peak import held_bytes, peak_bytes, reset_peak
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,9 @@ class MlxBackend:
 
     def run(self, job: Job, strategy: Strategy, on_bucket: OnBucket = lambda _: None) -> Run:
         """Score the job's rows; every label's log-probability unless the decision is greedy."""
-        held = self._held()
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        held = mx.get_active_memory()
         started = perf_counter()
         length = job.prefix_length(strategy.shared_prefix)
         suffixes = [ids[length:] for ids in job.prompts]
@@ -53,14 +54,4 @@ class MlxBackend:
             found = run_plan(scorer, prefix, suffixes, plan, on_bucket)
             scores, work = found.labels, work + found.work
         seconds = perf_counter() - started
-        return Run(scores, work, seconds, max(self._peak() - held, 0))
-
-    def _held(self) -> int:
-        """Bytes held now, buffers that MLX keeps for later set free; a new peak begins."""
-        mx.clear_cache()
-        mx.reset_peak_memory()
-        reset_peak()
-        return held_bytes() if self.device.kind == "cpu" else mx.get_active_memory()
-
-    def _peak(self) -> int:
-        return peak_bytes() if self.device.kind == "cpu" else mx.get_peak_memory()
+        return Run(scores, work, seconds, mx.get_peak_memory() - held)
