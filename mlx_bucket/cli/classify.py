@@ -19,7 +19,7 @@ from mlx_bucket.cli.options import (
     open_input,
     prompt_choices,
     read_labels,
-    read_quantisation,
+    read_model,
     task_options,
     window_option,
 )
@@ -28,7 +28,6 @@ from mlx_bucket.errors import RowError, UsageError
 from mlx_bucket.jobs.outputs import check_standard_output
 from mlx_bucket.jobs.run import Outcome, answer_columns, run_job
 from mlx_bucket.jobs.sinks import Sink, open_sink
-from mlx_bucket.loading import load_model
 from mlx_bucket.planning import Bucket
 from mlx_bucket.progress import Progress
 
@@ -122,13 +121,7 @@ def _options(given: dict[str, Any]) -> Options:
 def _load(given: dict[str, Any], labels: Any, options: Options) -> tuple[Classifier, float]:
     started = perf_counter()
     choices = prompt_choices(given)  # first, since they can be wrong at once
-    loaded = load_model(
-        given["model"],
-        dtype=given["dtype"],
-        revision=given["revision"],
-        quantisation=read_quantisation(given["q_bits"], given["q_group_size"]),
-        progress=True,
-    )
+    loaded = read_model(given)
     classifier = Classifier(
         loaded,
         labels=labels,

@@ -13,8 +13,10 @@ import click
 from mlx_bucket.cache import Quantisation
 from mlx_bucket.errors import InputError, UsageError
 from mlx_bucket.jobs.readers import Reader, open_reader, require_column
+from mlx_bucket.loading import load_model
 from mlx_bucket.planning import MOST
 from mlx_bucket.sources import DEFAULT_PRESET
+from mlx_bucket.weights import LoadedModel
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DTYPE_HELP = "auto, float16, bfloat16 or float32; auto is float16 on a GPU, float32 on a CPU."
@@ -165,6 +167,17 @@ def prompt_choices(given: Mapping[str, Any]) -> dict[str, Any]:
         "template": _read_template(given["template"]),
         "truncate": given["truncate"],
     }
+
+
+def read_model(given: Mapping[str, Any]) -> LoadedModel:
+    """The model of ``--model``, in the number format of the options beside it."""
+    return load_model(
+        given["model"],
+        dtype=given["dtype"],
+        revision=given["revision"],
+        quantisation=read_quantisation(given["q_bits"], given["q_group_size"]),
+        progress=True,
+    )
 
 
 def read_quantisation(bits: int | None, group_size: int | None) -> Quantisation | None:

@@ -17,13 +17,12 @@ from mlx_bucket.cli.options import (
     open_input,
     prompt_choices,
     read_labels,
-    read_quantisation,
+    read_model,
 )
 from mlx_bucket.device import current_device
 from mlx_bucket.errors import RowError, UsageError
 from mlx_bucket.jobs.run import texts_of
 from mlx_bucket.labels import Ints
-from mlx_bucket.loading import load_model
 from mlx_bucket.mlx_backend import MlxBackend
 from mlx_bucket.progress import Progress
 from mlx_bucket.prompts import Prompt
@@ -84,13 +83,7 @@ def read_subject(given: Mapping[str, Any]) -> Subject:
     """
     texts, places, labels = _texts(given)
     source = resolve(given["model"], revision=given["revision"], progress=True)
-    loaded = load_model(
-        given["model"],
-        dtype=given["dtype"],
-        revision=given["revision"],
-        quantisation=read_quantisation(given["q_bits"], given["q_group_size"]),
-        progress=True,
-    )
+    loaded = read_model(given)
     task = build_task(loaded.tokenizer, loaded.config, labels, **prompt_choices(given))
     if given["show_prompt"]:
         click.echo(task.template.whole_string("{text}"), err=True)
