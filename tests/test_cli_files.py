@@ -90,7 +90,7 @@ def test_a_signal_while_the_model_is_loaded_leaves_nothing(
     def interrupted(*_: object, **__: object) -> None:
         os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("mlx_bucket.cli.classify.load_model", interrupted)
+    monkeypatch.setattr("mlx_bucket.cli.options.load_model", interrupted)
     done = run(tickets, tiny_folder, "-o", str(tmp_path / "out.csv"))
     assert done.exit_code == 130
     assert names_in(tmp_path) == ["in.csv"]
