@@ -14,12 +14,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mlx_bucket.bench.results import read_result
+from mlx_bucket.bench.results import BenchResult, Measured, read_result
+from mlx_bucket.bench.tables import Column, markdown_table, percent
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 MARKED = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SPEED = (
+    Column("tokens forwarded", "forwarded", lambda _, m: f"{m.work.tokens_forwarded:,}"),
+    Column("padding", "padding", lambda _, m: percent(m.padding_share)),
+    Column("agreement", "agreement", lambda _, m: percent(m.agreement)),
+    Column("planned against it", "planned", lambda r, m: f"{_against_last(r, m):.2f} x"),
+)
 
 
 def accuracy() -> str:
@@ -41,18 +48,7 @@ def speed() -> str:
     """The strategies, measured in turn."""
     result = read_result(RESULTS / "speed.json")
     found = {"date": result.date, "environment": result.environment}
-    ours = result.measured[-1]
-    lines = [
-        "| strategy | tokens forwarded | padding | agreement | planned against it |",
-        "|---|---:|---:|---:|---:|",
-        *(
-            f"| {each.strategy} | {each.work.tokens_forwarded:,} "
-            f"| {100 * each.padding_share:.1f} % | {100 * (each.agreement or 0):.0f} % "
-            f"| {each.median_seconds / ours.median_seconds:.2f} x |"
-            for each in result.measured
-        ),
-    ]
-    return "\n".join([*lines, "", _where(found, "benchmarks/speed")])
+    return f"{markdown_table(result, SPEED)}\n{_where(found, 'benchmarks/speed')}"
 
 
 def proof() -> str:
@@ -112,6 +108,11 @@ def main() -> None:
 
 def _read(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _against_last(result: BenchResult, found: Measured) -> float:
+    """How often the last strategy, ours, does the work in the time of another."""
+    return found.median_seconds / result.measured[-1].median_seconds
 
 
 def _where(found: Any, command: str) -> str:

@@ -29,6 +29,7 @@ def preload() -> None:
             stacklevel=3,
         )
         return
+    _require_current_folder()
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 
 
@@ -37,6 +38,16 @@ def name() -> str:
     if sys.platform == "darwin":
         return "Accelerate"
     return "MKL" if _mkl_is_loaded() else "reference"
+
+
+def _require_current_folder() -> None:
+    """End the process where MKL would end it, but in a sentence that says what to do."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise SystemExit(
+            "Error: The current folder does not exist any more; change to another one."
+        ) from error
 
 
 def _mlx_wants_mkl() -> bool:

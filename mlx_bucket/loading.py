@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlx_bucket.cache import Quantisation, Recipe, cache_root, find
-from mlx_bucket.device import current_device, resolve_dtype
+from mlx_bucket.device import DtypeName, current_device, resolve_dtype
 from mlx_bucket.errors import SourceError
-from mlx_bucket.sources import resolve
+from mlx_bucket.hub import fetch_weights
+from mlx_bucket.sources import ModelSource, readable, resolve
 from mlx_bucket.weights import LoadedModel, convert, load
 
 
@@ -30,12 +31,24 @@ def load_model(
     """
     resolved = resolve_dtype(dtype, current_device())
     source = resolve(name, revision=revision, weights=False, progress=progress)
-    recipe = Recipe(source.name, source.kind, source.identity, resolved, quantisation)
+    return load_source(source, dtype=resolved, quantisation=quantisation, progress=progress)
+
+
+def load_source(
+    source: ModelSource,
+    *,
+    dtype: DtypeName,
+    quantisation: Quantisation | None = None,
+    progress: bool = False,
+) -> LoadedModel:
+    """The same for a source that was resolved already, whose files need not be hashed again."""
+    recipe = Recipe(source.name, source.kind, source.identity, dtype, quantisation)
     entry = find(recipe.key, cache_root())
     if entry is None:
         if source.kind == "hub":
-            source = resolve(name, revision=revision, progress=progress)
-        entry = convert(source, dtype=resolved, quantisation=quantisation, progress=progress)
+            with readable(source.name):
+                fetch_weights(source.name, source.path, progress=progress)
+        entry = convert(source, dtype=dtype, quantisation=quantisation, progress=progress)
     # The entry may have been made under another name, whose files may be gone.
     return load(replace(entry, recipe=recipe))
 

@@ -14,6 +14,14 @@ from transformers import PreTrainedTokenizerFast
 import mlx_bucket  # noqa: F401 - loads MKL before a test imports MLX
 from mlx_bucket.sources import resolve
 from mlx_bucket.weights import LoadedModel, convert, load
+from tests.reference_cases import (  # noqa: F401 - fixtures of several files
+    asked,
+    broken,
+    cases,
+    flat,
+    nested,
+    sources,
+)
 from tests.tiny_folders import write_model_folder
 from tests.tiny_models import write_tiny_model
 from tests.tiny_tokenizer import make_tokenizer

@@ -1,4 +1,4 @@
-"""Claims about the entry point: what is said when standard output cannot take what is written."""
+"""Claims about the entry point: what is said when the process cannot do what it should."""
 
 from __future__ import annotations
 
@@ -60,3 +60,36 @@ def test_a_histogram_can_be_written_in_ascii(tmp_path, tiny_folder):
     done = shell(plan, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert "█" in done.stdout.decode()
+
+
+# Ctrl-C at the moment when a module is looked for.
+INTERRUPTED_IMPORT = """
+import runpy, signal, sys
+class Interrupting:
+    def find_spec(name, path=None, target=None):
+        if name == MODULE:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupting)
+MODULE, sys.argv = sys.argv[1], ["mlx-bucket", "env"]
+runpy.run_module("mlx_bucket", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["mlx_bucket.cli.group", "click", "mlx_bucket.cli.env", "mlx"])
+def test_ctrl_c_during_an_import_is_one_line(module):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT, module],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")
+
+
+def test_a_folder_that_was_removed_is_one_sentence(tmp_path):
+    (tmp_path / "gone").mkdir()
+    done = shell(f"cd {tmp_path}/gone && rmdir {tmp_path}/gone && $mlx env")
+    assert done.returncode == 1
+    assert done.stderr.decode() == (
+        "Error: The current folder does not exist any more; change to another one.\n"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from mlx_bucket import engine, prefix
 from mlx_bucket.backend import OUR_STRATEGIES, Job, Strategy, Truth
+from mlx_bucket.cache import file_sha256
 from mlx_bucket.cli import commands
 from mlx_bucket.device import current_device
 from mlx_bucket.labels import LabelScores, LabelTrie
@@ -36,6 +38,8 @@ from mlx_bucket.sources import resolve
 from mlx_bucket.weights import LoadedModel, convert, load
 from mlx_bucket.windows import PlanSettings, build_task, prepare
 from mlx_bucket.workload import make_tickets
+from tests.test_gguf import write_gguf
+from tests.tiny_folders import WEIGHTS
 
 LABELS = ["refund", "refund request", "refund status", "billing"]
 TEXTS = [ticket.body for ticket in make_tickets(60, seed=21) if len(ticket.body) < 250]
@@ -286,3 +290,24 @@ def test_a_file_without_a_text_cannot_be_compared(tmp_path, tiny_folder):
     done = CliRunner().invoke(commands, command)
     assert done.exit_code == 2
     assert "nothing to run" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_a_new_models_weights_are_hashed_once_a_command(
+    tmp_path, tiny_model_folder, monkeypatch, kind
+):
+    folder = tiny_model_folder()
+    gguf = kind == "gguf"
+    model = write_gguf(folder, tmp_path / "model.gguf") if gguf else folder
+    weights = model if gguf else folder / WEIGHTS
+    hashed: list[Path] = []
+
+    def counted(path: Path, limit: int | None = None) -> str:
+        hashed.append(path)
+        return file_sha256(path, limit)
+
+    for module in ("sources", "cache"):
+        monkeypatch.setattr(f"mlx_bucket.{module}.file_sha256", counted)
+    done = CliRunner().invoke(commands, arguments(tmp_path, model))
+    assert done.exit_code == 0, done.stderr
+    assert hashed.count(weights) == 1

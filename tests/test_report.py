@@ -30,9 +30,11 @@ from mlx_bucket.bench.results import (
 )
 from mlx_bucket.bench.tables import (
     against_first,
+    columns_for_report,
     headline,
     main_of,
     markdown_table,
+    number,
     padding_over_real,
     percent,
     text_table,
@@ -336,12 +338,16 @@ def test_the_text_table_is_aligned_and_names_every_strategy():
 
 def test_the_markdown_table_has_a_line_a_strategy_and_equal_columns():
     first = replace(example().measured[0], strategy="a|b")
-    lines = markdown_table(example(), [first, *example().measured[1:]]).splitlines()
-    assert len(lines) == 2 + len(example().measured)
-    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+    result = replace(example(), measured=(first, *example().measured[1:]))
+    lines = markdown_table(result, columns_for_report()).splitlines()
+    assert len(lines) == 2 + len(result.measured)
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {
+        2 + len(columns_for_report())
+    }
 
 
-def test_the_markdown_table_keeps_its_ratios_when_rows_are_chosen():
-    last = example().measured[6]
-    ratio = f"{against_first(example(), last):.2f}×"
-    assert ratio in markdown_table(example(), [last]).splitlines()[-1]
+def test_the_markdown_table_shows_the_columns_that_are_asked_for():
+    speed = next(each for each in columns_for_report() if each.title == "speed against first")
+    last = example().measured[-1]
+    line = markdown_table(example(), [speed]).splitlines()[-1]
+    assert line == f"| {last.strategy} | {number(against_first(example(), last))}× |"

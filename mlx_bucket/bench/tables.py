@@ -173,16 +173,15 @@ def lengths_sentence(result: BenchResult) -> str:
     )
 
 
-def markdown_table(result: BenchResult, rows: Sequence[Measured] | None = None) -> str:
-    """The main figures of ``rows`` (all, if not given) as a Markdown table."""
-    columns = columns_for_text()
+def markdown_table(result: BenchResult, columns: Sequence[Column]) -> str:
+    """These figures of every measurement, behind its strategy, as a Markdown table."""
     lines = [
-        _markdown_line(["backend", "strategy", *(column.title for column in columns)]),
-        _markdown_line(["---", "---", *("---:" for _ in columns)]),
+        _markdown_line(["strategy", *(column.title for column in columns)]),
+        f"|---|{'---:|' * len(columns)}",
     ]
-    for found in result.measured if rows is None else rows:
+    for found in result.measured:
         cells = [column.cell(result, found) for column in columns]
-        lines.append(_markdown_line([found.backend, found.strategy, *cells]))
+        lines.append(_markdown_line([found.strategy, *cells]))
     return "\n".join(lines) + "\n"
 
 

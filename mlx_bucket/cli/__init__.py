@@ -1,84 +1,50 @@
-"""The command line. Each command is a small file; it is imported only when it is called, so that
-``--help`` answers at once. Errors of ours become one sentence and an exit code, never a traceback.
+"""The command line's entry: what must be right before a command runs, and after it failed.
+
+Nothing is imported here that takes time, since a Ctrl-C is answered in one line only once ``main``
+runs; the commands are in ``group``.
 """
 
 from __future__ import annotations
 
 import errno
-import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING
 
-import click
+if TYPE_CHECKING:
+    from mlx_bucket.cli.group import commands
 
-from mlx_bucket.errors import MlxBucketError
+__all__ = ["INTERRUPTED", "commands", "main"]
 
-COMMANDS = {
-    "convert": "Fetch a model and convert its weights for MLX, once.",
-    "plan": "Show the batches that classify would run, without weights.",
-    "classify": "Give each text of a file one of your labels.",
-    "parity": "Prove that no answer differs from Transformers'.",
-    "bench": "Measure every strategy in turn, and write a report.",
-    "compare": "Measure MLX against PyTorch on this machine.",
-    "workload": "Make a file of support tickets to try things on.",
-    "cache": "List, verify or remove converted weights.",
-    "env": "Print device, number format, memory and versions.",
-}
 INTERRUPTED = 130
 CANNOT_WRITE = (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EFBIG, errno.EDQUOT)
 
 
-class LazyGroup(click.Group):
-    """A group that imports a command's module when the command is looked up."""
+def __getattr__(name: str) -> object:
+    """The group of all commands, imported when first asked for."""
+    if name != "commands":
+        raise AttributeError(f"module 'mlx_bucket.cli' has no attribute {name!r}")
+    from mlx_bucket.cli import group
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
-        if name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"mlx_bucket.cli.{name}")
-        return cast(click.Command, getattr(module, name))
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except MlxBucketError as error:
-            click.echo(f"Error: {error}", err=True)
-            ctx.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            ctx.exit(INTERRUPTED)
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="mlx-bucket", prog_name="mlx-bucket")
-def commands() -> None:
-    """Turn thousands of short texts into labels with a small language model.
-
-    \b
-    mlx-bucket convert  Qwen/Qwen2.5-0.5B-Instruct
-    mlx-bucket plan     tickets.csv --text body --labels billing,technical,account
-    mlx-bucket classify tickets.csv --text body --labels billing,technical,account -o out.csv
-    """
+    return group.commands
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of ``mlx-bucket`` and ``python -m mlx_bucket``."""
     _prepare_output()
     try:
+        from mlx_bucket.cli.group import commands
+
         commands.main(args=arguments, prog_name="mlx-bucket")
+    except KeyboardInterrupt:  # while something is imported; later it is the group's
+        sys.stderr.write("Interrupted.\n")
+        sys.exit(INTERRUPTED)
     except OSError as error:
         if error.filename is not None or error.errno not in CANNOT_WRITE:
             raise
-        click.echo(f"Error: Standard output cannot be written: {error.strerror}.", err=True)
+        sys.stderr.write(f"Error: Standard output cannot be written: {error.strerror}.\n")
         sys.exit(1)
     finally:
         _drop_unwritten()

@@ -19,7 +19,7 @@ from mlx_bucket.cli.contest import (
     torch_contestants,
     workload_options,
 )
-from mlx_bucket.cli.options import optional_input_options, task_options
+from mlx_bucket.cli.options import optional_input_options, strategy_option, task_options
 from mlx_bucket.cli.subject import Subject, chosen_by_title, read_subject
 
 
@@ -36,12 +36,7 @@ from mlx_bucket.cli.subject import Subject, chosen_by_title, read_subject
     show_default=True,
     help="Which libraries to measure; may be given several times.",
 )
-@click.option(
-    "--strategy",
-    "strategies",
-    multiple=True,
-    help="Measure only the strategies with this title, or that begin so; may be repeated.",
-)
+@strategy_option
 @contest_options
 def bench(**given: Any) -> None:
     """Measure every strategy on FILE, or on the workload of support tickets.

@@ -105,6 +105,16 @@ def task_options(command: Command) -> Command:
     return command
 
 
+def strategy_option(command: Command) -> Command:
+    """Which strategies; ``subject.chosen_by_title`` reads it."""
+    return click.option(
+        "--strategy",
+        "strategies",
+        multiple=True,
+        help="Run only the strategies with this title, or that begin so; may be repeated.",
+    )(command)
+
+
 def batch_options(command: Command) -> Command:
     """How buckets are cut."""
     for option in (

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from mlx_bucket.backend import Strategy, Truth
-from mlx_bucket.cli.options import input_options, task_options
+from mlx_bucket.cli.options import input_options, strategy_option, task_options
 from mlx_bucket.cli.subject import Subject, ask_reference, chosen_by_title, read_subject
 from mlx_bucket.cli.text import percent, table
 from mlx_bucket.device import environment
@@ -52,12 +52,7 @@ class Probes(click.ParamType):  # type: ignore[type-arg]
     show_default=True,
     help="Batch sizes of the strategies that have one; may be given several times.",
 )
-@click.option(
-    "--strategy",
-    "chosen",
-    multiple=True,
-    help="Run only the strategies with this title, or that begin so; may be repeated.",
-)
+@strategy_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.pass_context
 def parity(ctx: click.Context, /, **given: Any) -> None:
@@ -75,7 +70,7 @@ def parity(ctx: click.Context, /, **given: Any) -> None:
     truth = ask_reference(subject)
     backend = subject.backend
     strategies = chosen_by_title(
-        matrix(backend.strategies, sorted(given["batch_sizes"])), given["chosen"]
+        matrix(backend.strategies, sorted(given["batch_sizes"])), given["strategies"]
     )
     cells = _cells(backend, subject, truth, strategies)
     judged = verdict(cells, truth, subject.task.trie.names, backend.dtype)

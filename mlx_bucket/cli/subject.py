@@ -17,12 +17,13 @@ from mlx_bucket.cli.options import (
     open_input,
     prompt_choices,
     read_labels,
-    read_model,
+    read_quantisation,
 )
-from mlx_bucket.device import current_device
+from mlx_bucket.device import current_device, resolve_dtype
 from mlx_bucket.errors import RowError, UsageError
 from mlx_bucket.jobs.run import texts_of
 from mlx_bucket.labels import Ints
+from mlx_bucket.loading import load_source
 from mlx_bucket.mlx_backend import MlxBackend
 from mlx_bucket.progress import Progress
 from mlx_bucket.prompts import Prompt
@@ -82,8 +83,10 @@ def read_subject(given: Mapping[str, Any]) -> Subject:
         UsageError: options contradict each other, or no text has a prompt.
     """
     texts, places, labels = _texts(given)
+    dtype = resolve_dtype(given["dtype"], current_device())
+    quantisation = read_quantisation(given["q_bits"], given["q_group_size"])
     source = resolve(given["model"], revision=given["revision"], progress=True)
-    loaded = read_model(given)
+    loaded = load_source(source, dtype=dtype, quantisation=quantisation, progress=True)
     task = build_task(loaded.tokenizer, loaded.config, labels, **prompt_choices(given))
     if given["show_prompt"]:
         click.echo(task.template.whole_string("{text}"), err=True)

@@ -46,7 +46,7 @@ class TorchBackend:
         """Score every label of every row of the job; ``generate`` gives greedy winners only.
 
         If ``on_bucket`` answers True the run stops there; rows not reached have the winner -1.
-        Memory is that of the GPU, or on the CPU that of the whole process.
+        Memory is that of the GPU, or on the CPU what the whole process came to hold more.
 
         Raises:
             UsageError: the strategy is of another library.
