@@ -43,6 +43,7 @@ class Work:
     step_tokens: int = 0  # of labels, behind prompts
     decode_steps: int = 0
     head_rows: int = 0
+    forced_tokens: int = 0  # of answers, appended without a choice
 
     def __add__(self, other: Work) -> Work:
         return Work(

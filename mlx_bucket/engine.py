@@ -16,7 +16,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from mlx_bucket.attention import APART_FROM, route_attention
 from mlx_bucket.backend import OnBucket, Work, one_ahead
+from mlx_bucket.forward import all_logits, dtype_of, head, last_hidden, padded
 from mlx_bucket.labels import Decision, Ints, LabelScores, LabelTrie, Wanted, score_labels
 from mlx_bucket.planning import Bucket, Plan
 from mlx_bucket.prefix import (
@@ -28,7 +30,6 @@ from mlx_bucket.prefix import (
 )
 from mlx_bucket.prompts import Ids
 
-PADDING_ID = 0  # any token does: causality hides it
 MASS_ROWS = 64  # rows whose logits over the whole vocabulary are held at a time
 
 
@@ -49,7 +50,8 @@ class Scores:
 class Scorer:
     """A model made ready to score one set of labels.
 
-    ``head`` ``(trie tokens, dim)`` holds the head's rows of the trie's tokens, in float32.
+    ``head`` ``(trie tokens, dim)`` holds the head's rows of the trie's tokens, in float32. A shared
+    prefix of ``apart_from`` tokens or more is attended apart, so that it is never copied.
     """
 
     model: Any
@@ -58,6 +60,7 @@ class Scorer:
     decision: Decision
     wanted: Wanted
     label_mass: bool = False
+    apart_from: int = APART_FROM
 
     @property
     def backbone(self) -> Any:
@@ -66,10 +69,6 @@ class Scorer:
     @property
     def layers(self) -> int:
         return len(self.model.layers)
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        return self.backbone.norm.weight.dtype  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,8 @@ class _Launched:
     lengths: mx.array  # (rows,)
     last: mx.array  # (rows, dim)
     logits: mx.array  # (rows, trie tokens)
-    layers: tuple[LayerKV, ...]
-    prefix_length: int
+    prefix: PrefixCache
+    layers: tuple[LayerKV, ...]  # the rows' own keys and values, if a trie step will need them
 
 
 def make_scorer(
@@ -92,9 +91,12 @@ def make_scorer(
     decision: Decision = "exact",
     wanted: Wanted = "best",
     label_mass: bool = False,
+    apart_from: int = APART_FROM,
 ) -> Scorer:
     """Take the head's rows for the trie's tokens out of an mlx-lm model."""
-    return Scorer(model, trie, _head_rows(model, trie.tokens), decision, wanted, label_mass)
+    route_attention(model)
+    rows = _head_rows(model, trie.tokens)
+    return Scorer(model, trie, rows, decision, wanted, label_mass, apart_from)
 
 
 class Runner:
@@ -122,7 +124,8 @@ class Runner:
 
 def run_prefix(scorer: Scorer, ids: Ids) -> tuple[PrefixCache, Work]:
     """Compute the shared prefix's keys and values once."""
-    prefix = compute_prefix(scorer.backbone, ids.tolist(), scorer.layers)
+    apart = len(ids) >= scorer.apart_from
+    prefix = compute_prefix(scorer.backbone, ids.tolist(), scorer.layers, apart=apart)
     forwards = 1 if len(ids) else 0
     return prefix, Work(forwards, len(ids), prefix_tokens=len(ids))
 
@@ -163,15 +166,15 @@ def run_plan(
 def _launch(
     scorer: Scorer, prefix: PrefixCache, suffixes: Sequence[Ids], bucket: Bucket
 ) -> _Launched:
-    tokens, lengths = _padded([suffixes[row] for row in bucket.rows], bucket.length)
+    tokens, lengths = padded([suffixes[row] for row in bucket.rows], bucket.length)
     caches = bucket_caches(prefix, scorer.layers, keep=scorer.trie.needs_steps)
-    last = _last_hidden(scorer.backbone(tokens, cache=caches), lengths)
+    last = last_hidden(scorer.backbone(tokens, cache=caches), lengths).astype(mx.float32)
     logits = last @ scorer.head.T
     mx.async_eval(last, logits)  # type: ignore[no-untyped-call]
     layers = tuple(cache.kept for cache in caches if cache.kept)
     padding = tokens.size - int(lengths.sum())
     work = Work(1, tokens.size, padding_tokens=padding, head_rows=len(bucket.rows))
-    return _Launched(bucket, work, mx.array(lengths), last, logits, layers, prefix.length)
+    return _Launched(bucket, work, mx.array(lengths), last, logits, prefix, layers)
 
 
 def _finish(scorer: Scorer, launched: _Launched) -> tuple[LabelScores, Work]:
@@ -200,45 +203,24 @@ def _step(
 ) -> tuple[npt.NDArray[np.float32], Work]:
     """Logits ``(pairs, trie tokens)`` after each row's prompt and the tokens of its branch."""
     paths = [np.array(scorer.trie.branches[branch].path, np.int32) for branch in branches]
-    tokens, lengths = _padded(paths, max(map(len, paths)))
+    tokens, lengths = padded(paths, max(map(len, paths)))
     index = mx.array(rows)
     layers = [layer.rows(index) for layer in launched.layers]
-    caches = extension_caches(
-        layers, launched.prefix_length, launched.lengths[index], tokens.shape[1]
-    )
-    last = _last_hidden(scorer.backbone(tokens, cache=caches), lengths)
+    caches = extension_caches(launched.prefix, layers, launched.lengths[index], tokens.shape[1])
+    last = last_hidden(scorer.backbone(tokens, cache=caches), lengths).astype(mx.float32)
     logits = np.array(last @ scorer.head.T)
     return logits, Work(
         1, tokens.size, step_tokens=tokens.size, decode_steps=1, head_rows=len(rows)
     )
 
 
-def _padded(rows: Sequence[Ids], width: int) -> tuple[mx.array, Ids]:
-    """Right-padded token ids ``(rows, width)`` and the real lengths ``(rows,)``."""
-    lengths = np.array([len(row) for row in rows], np.int32)
-    tokens = np.full((len(rows), width), PADDING_ID, np.int32)
-    for padded, row in zip(tokens, rows, strict=True):
-        padded[: len(row)] = row
-    return mx.array(tokens), lengths
-
-
-def _last_hidden(hidden: mx.array, lengths: Ids) -> mx.array:
-    """The hidden state of each row's last real token, ``(rows, dim)``, in float32."""
-    return hidden[mx.arange(hidden.shape[0]), mx.array(lengths - 1)].astype(mx.float32)
-
-
-def _head(model: Any) -> Any:
-    """The module that holds the head's weights: the embedding where they are tied."""
-    return model.lm_head if "lm_head" in model else model.model.embed_tokens
-
-
 def _head_rows(model: Any, tokens: Sequence[int]) -> mx.array:
-    head, index = _head(model), mx.array(list(tokens))
-    rows: mx.array = head.weight[index]
-    if "scales" in head:
-        biases = head.biases[index] if "biases" in head else None
+    whole, index = head(model), mx.array(list(tokens))
+    rows: mx.array = whole.weight[index]
+    if "scales" in whole:
+        biases = whole.biases[index] if "biases" in whole else None
         rows = mx.dequantize(
-            rows, head.scales[index], biases, head.group_size, head.bits, mode=head.mode
+            rows, whole.scales[index], biases, whole.group_size, whole.bits, mode=whole.mode
         )
     rows = rows.astype(mx.float32)
     mx.eval(rows)
@@ -249,11 +231,10 @@ def _label_mass(scorer: Scorer, launched: _Launched) -> npt.NDArray[np.float64]:
     """The share of the whole vocabulary's softmax that the trie's root children hold."""
     columns = mx.array(scorer.trie.branches[0].columns)
     offered = mx.logsumexp(launched.logits[:, columns], axis=1)
-    head, rows = _head(scorer.model), launched.last.shape[0]
-    project = head if "lm_head" in scorer.model else head.as_linear
+    rows, dtype = launched.last.shape[0], dtype_of(scorer.model)
     totals = []
     for start in range(0, rows, MASS_ROWS):
-        hidden = launched.last[start : start + MASS_ROWS].astype(scorer.dtype)
-        totals.append(mx.logsumexp(project(hidden).astype(mx.float32), axis=1))
+        hidden = launched.last[start : start + MASS_ROWS].astype(dtype)
+        totals.append(mx.logsumexp(all_logits(scorer.model, hidden), axis=1))
         mx.eval(totals[-1])
     return np.array(mx.exp(offered - mx.concatenate(totals)), np.float64)

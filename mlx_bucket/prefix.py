@@ -1,8 +1,9 @@
 """The shared prefix's keys and values, computed once, and the caches that read them.
 
 Each cache here speaks the cache protocol of mlx-lm's models (``offset``, ``update_and_fetch``,
-``make_mask``), one object per layer. The invariant: the prefix arrays are never written; every
-bucket concatenates a broadcast of them with its own keys and values.
+``make_mask``), one object per layer; what one keeps ``apart`` is for ``attention``. The invariant:
+the prefix arrays are never written; where they are not kept apart, every bucket concatenates a
+broadcast of them with its own keys and values.
 """
 
 from __future__ import annotations
@@ -32,28 +33,41 @@ class LayerKV:
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """Keys and values of the shared prefix, batch dimension 1; no layers if it has no tokens."""
+    """Keys and values of the shared prefix, batch dimension 1; no layers if it has no tokens.
+
+    ``apart`` says that attention goes over it apart from each row's own tokens, so that it is never
+    copied; otherwise a copy for each row of a bucket stands before its own, a layer at a time.
+    """
 
     length: int
     layers: tuple[LayerKV, ...]
+    apart: bool = False
+
+    def of_layers(self, layers: int) -> Sequence[LayerKV | None]:
+        """The prefix of each layer, None where there is none."""
+        return self.layers or (None,) * layers
 
 
 class BucketCache:
     """One layer's cache for the forward pass of one right-padded bucket.
 
-    Causality alone masks the padding, which stands behind every real token of its row.
+    Causality alone masks the padding, which stands behind every real token of its row. ``kept`` are
+    the bucket's own keys and values, if wanted.
     """
 
-    def __init__(self, prefix: LayerKV | None, offset: int, keep: bool) -> None:
+    def __init__(
+        self, prefix: LayerKV | None, offset: int, *, keep: bool, apart: bool = False
+    ) -> None:
         self.offset = offset
         self.kept: LayerKV | None = None
-        self._prefix = prefix
+        self.apart = prefix if apart else None
+        self._prefix = None if apart else prefix
         self._keep = keep
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        layer = self._prefix.followed_by(keys, values) if self._prefix else LayerKV(keys, values)
         if self._keep:
-            self.kept = layer
+            self.kept = LayerKV(keys, values)
+        layer = self._prefix.followed_by(keys, values) if self._prefix else LayerKV(keys, values)
         return layer.keys, layer.values
 
     def make_mask(self, tokens: int, **_: Any) -> str | None:
@@ -67,8 +81,11 @@ class ExtensionCache:
     padding; ``mask`` ``(rows, 1, tokens, keys)`` hides the padding from them.
     """
 
-    def __init__(self, layer: LayerKV, positions: mx.array, mask: mx.array) -> None:
+    def __init__(
+        self, layer: LayerKV, positions: mx.array, mask: mx.array, apart: LayerKV | None
+    ) -> None:
         self.offset = positions
+        self.apart = apart
         self._layer = layer
         self._mask = mask
 
@@ -80,7 +97,7 @@ class ExtensionCache:
         return self._mask
 
 
-def compute_prefix(backbone: Any, ids: list[int], layers: int) -> PrefixCache:
+def compute_prefix(backbone: Any, ids: list[int], layers: int, *, apart: bool) -> PrefixCache:
     """Run the shared prefix once and keep its keys and values."""
     if not len(ids):
         return PrefixCache(0, ())
@@ -88,25 +105,36 @@ def compute_prefix(backbone: Any, ids: list[int], layers: int) -> PrefixCache:
     backbone(mx.array(ids)[None], cache=caches)
     kept = tuple(cache.kept for cache in caches if cache.kept)
     mx.eval([(layer.keys, layer.values) for layer in kept])
-    return PrefixCache(len(ids), kept)
+    return PrefixCache(len(ids), kept, apart)
 
 
 def bucket_caches(prefix: PrefixCache, layers: int, *, keep: bool) -> list[BucketCache]:
-    """Fresh caches for one bucket; ``keep`` holds its keys and values for an extension."""
-    shared = prefix.layers or (None,) * layers
-    return [BucketCache(layer, prefix.length, keep) for layer in shared]
+    """Fresh caches for one bucket; ``keep`` holds its own keys and values for what follows."""
+    return [
+        BucketCache(layer, prefix.length, keep=keep, apart=prefix.apart)
+        for layer in prefix.of_layers(layers)
+    ]
 
 
 def extension_caches(
-    layers: Sequence[LayerKV], prefix_length: int, lengths: mx.array, tokens: int
+    prefix: PrefixCache, layers: Sequence[LayerKV], lengths: mx.array, tokens: int
 ) -> list[ExtensionCache]:
-    """Caches for ``tokens`` more tokens behind rows whose suffixes have ``lengths`` ``(rows,)``."""
+    """Caches for ``tokens`` more tokens behind rows whose suffixes have ``lengths`` ``(rows,)``.
+
+    ``layers`` are the rows' own keys and values.
+    """
     padded = layers[0].keys.shape[2]
-    ends = (prefix_length + lengths)[:, None, None]  # (rows, 1, 1)
     key = mx.arange(padded + tokens)[None, None]  # (1, 1, keys)
     query = mx.arange(tokens)[None, :, None]  # (1, tokens, 1)
-    visible = (key < ends) | ((key >= padded) & (key - padded <= query))
-    return [ExtensionCache(layer, ends[:, 0, 0], visible[:, None]) for layer in layers]
+    visible = (key < lengths[:, None, None]) | ((key >= padded) & (key - padded <= query))
+    before = 0 if prefix.apart else prefix.length
+    mask = mx.pad(visible, [(0, 0), (0, 0), (before, 0)], constant_values=True)[:, None]
+    caches = []
+    for own, shared in zip(layers, prefix.of_layers(len(layers)), strict=True):
+        layer = own if shared is None or prefix.apart else shared.followed_by(own.keys, own.values)
+        apart = shared if prefix.apart else None
+        caches.append(ExtensionCache(layer, prefix.length + lengths, mask, apart))
+    return caches
 
 
 def _append(old: mx.array, new: mx.array) -> mx.array:

@@ -30,12 +30,19 @@ ORDER = [
     "measurements",
     "chat",
     "prompts",
+    "schema_checks",
+    "schema",
+    "constraints",
     "memory",
     "planning",
     "prefix",
+    "attention",
     "labels",
     "backend",
     "windows",
+    "forward",
+    "slots",
+    "decoding",
     "engine",
     "launch",
     "rates",
@@ -53,8 +60,8 @@ ORDER = [
     "cli",
 ]
 MLX_MODULES = {
-    *("device", "gguf", "checkpoint", "weights", "prefix", "engine", "launch"),
-    *("rates", "mlx_lm_loop", "mlx_backend"),
+    *("device", "gguf", "checkpoint", "weights", "prefix", "attention", "forward"),
+    *("slots", "decoding", "engine", "launch", "rates", "mlx_lm_loop", "mlx_backend"),
 }
 
 
@@ -88,6 +95,8 @@ def test_big_libraries_are_imported_where_they_belong(path):
     roots = {name.split(".")[0] for name in imported(path)}
     assert "torch" not in roots or layer_of(path) == "reference"
     assert "click" not in roots or layer_of(path) == "cli"
+    assert "llguidance" not in roots or layer_of(path) == "constraints"
+    assert "jsonschema" not in roots or layer_of(path) == "schema"
     assert not roots & {"mlx", "mlx_lm"} or layer_of(path) in MLX_MODULES
 
 
