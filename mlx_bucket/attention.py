@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx_bucket.prefix import LayerKV
 
 APART_FROM = 512  # tokens: a prefix so long is never copied, for the sake of memory alone
-SCORE_BYTES = 1 << 22  # of the attention scores over the prefix that are held at a time
+SCORE_BYTES = 1 << 21  # of scores over the prefix at a time; a few such parts are under way at once
 
 
 def route_attention(model: Any) -> None:

@@ -45,6 +45,7 @@ ORDER = [
     "decoding",
     "engine",
     "launch",
+    "crossover",
     "rates",
     "mlx_lm_loop",
     "mlx_backend",
@@ -61,7 +62,7 @@ ORDER = [
 ]
 MLX_MODULES = {
     *("device", "gguf", "checkpoint", "weights", "prefix", "attention", "forward"),
-    *("slots", "decoding", "engine", "launch", "rates", "mlx_lm_loop", "mlx_backend"),
+    *("slots", "decoding", "engine", "launch", "crossover", "rates", "mlx_lm_loop", "mlx_backend"),
 }
 
 
