@@ -203,7 +203,7 @@ def _first_items(part: Mapping[str, Any], place: str) -> list[str]:
     """The subschemas of the items that every array of this kind has."""
     old = isinstance(part.get("items"), list)  # until 2019 the first items stood under items
     first, others = ("items", "additionalItems") if old else ("prefixItems", "items")
-    least = part.get("minItems", 0)
+    least = int(part.get("minItems", 0))  # JSON knows 1.0 too
     listed = [f"{place}/{first}/{i}" for i in range(len(part.get(first, ())))]
     rest = [f"{place}/{others}"] if least > len(listed) and others in part else []
     return [*listed[:least], *rest]

@@ -143,6 +143,10 @@ REFUSED = {
         "holds itself without end",
     ),
     "endless arrays": ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "without end"),
+    "endless in a float": (
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1.0},
+        "without end",
+    ),
     "endless first items": (
         {"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1},
         "without end",
