@@ -285,7 +285,8 @@ class _Loop:
                     self._take(row, token)
 
     def _take(self, row: _Row, token: int) -> None:
-        if token == BROKEN:
+        gave_up = row.constraint is not None and row.constraint.error is not None
+        if token == BROKEN or gave_up:  # one that gave up allows the end of what is not complete
             self._end(row, "broken")
         elif token in self.decoder.end_ids:
             self._end(row, "stop")

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_bucket import constraints, decoding
 from mlx_bucket.backend import Work
 from mlx_bucket.constraints import Vocabulary, constraint_vocabulary, json_grammar, regex_grammar
 from mlx_bucket.decoding import Decoder, Generated, Sampling, decode, make_decoder
@@ -185,6 +186,23 @@ def test_a_number_that_is_not_finite_breaks_its_row_alone():
     assert answers[1] == Generated((), "broken")
     assert answers[0] is not None
     assert answers[0].finish == "length"
+
+
+def test_a_constraint_that_gives_up_while_its_mask_is_filled_breaks_its_row(monkeypatch):
+    fill = constraints.fill_masks
+
+    def gives_up(given: Any, size: int) -> Any:
+        for each in given:
+            each.matcher.consume_tokens([5])  # not allowed: the matcher is in error now
+        return fill(given, size)  # which then allows the end tokens alone
+
+    monkeypatch.setattr(decoding, "fill_masks", gives_up)
+    words = vocabulary()
+    decoder = make_decoder(tiny_model("qwen2"), words.end_ids, Sampling(max_tokens=80))
+    starts = [json_grammar(words, SCHEMA).start()]
+    answers, _ = decode(decoder, prefix_of(decoder), random_suffixes(1), starts)
+    assert answers[0] is not None
+    assert answers[0].finish == "broken"
 
 
 @pytest.mark.parametrize(
