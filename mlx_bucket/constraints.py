@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask_par
 
 from mlx_bucket.errors import UsageError
 from mlx_bucket.prompts import plain_encoder
@@ -194,9 +195,8 @@ def fill_masks(constraints: Sequence[Constraint], vocabulary: int) -> Masks:
         raise ValueError(f"A constraint was made for another vocabulary than one of {vocabulary}.")
     if constraints:
         pairs = [(constraint.matcher, row) for row, constraint in enumerate(constraints)]
-        constraints[0].vocabulary.executor.unsafe_compute_mask_ptr(
-            pairs, masks.ctypes.data, masks.shape[1] * masks.itemsize, len(masks)
-        )
+        executor = constraints[0].vocabulary.executor
+        fill_next_token_bitmask_par(executor, pairs, masks.view(np.int32))
     for row, constraint in enumerate(constraints):
         if constraint.error is not None:
             masks[row] = 0

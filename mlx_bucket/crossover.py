@@ -49,8 +49,8 @@ def _is_faster(shape: ModelShape, dtype: str, length: int, tokens: int) -> bool:
     def layer(rows: int, keys: int) -> LayerKV:
         return LayerKV(random(rows, shape.key_heads, keys), random(rows, shape.key_heads, keys))
 
-    queries, prefix, own = random(ROWS, shape.heads, tokens), layer(1, length), layer(ROWS, tokens)
-    own = own if tokens > 1 else layer(ROWS, OWN_TOKENS)
+    queries, prefix = random(ROWS, shape.heads, tokens), layer(1, length)
+    own = layer(ROWS, tokens if tokens > 1 else OWN_TOKENS)
     whole = prefix.followed_by(own.keys, own.values)
     mask = "causal" if tokens > 1 else None
     mx.eval(queries, prefix.keys, prefix.values, own.keys, own.values, whole.keys, whole.values)

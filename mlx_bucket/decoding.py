@@ -23,7 +23,7 @@ from mlx_bucket.backend import Work
 from mlx_bucket.constraints import Constraint, fill_masks
 from mlx_bucket.errors import UsageError
 from mlx_bucket.forward import all_logits, last_hidden, padded, vocabulary
-from mlx_bucket.planning import Ints, planned
+from mlx_bucket.planning import Ints, Plan, planned
 from mlx_bucket.prefix import PrefixCache, bucket_caches
 from mlx_bucket.prompts import Ids
 from mlx_bucket.slots import Slots
@@ -83,6 +83,10 @@ class Decoder:
     token_budget: int = 4096
     launch_cost: int = 32
     apart_from: int = APART_FROM
+
+    def plan(self, lengths: Sequence[int] | Ints) -> Plan:
+        """The forward passes for rows that need so many tokens each."""
+        return planned(lengths, token_budget=self.token_budget, launch_cost=self.launch_cost)
 
 
 def make_decoder(
@@ -184,14 +188,9 @@ class _Loop:
         if not rows:
             return []
         prompts = [self._prompt(row) for row in rows]
-        plan = planned(
-            [len(prompt) for prompt in prompts],
-            token_budget=self.decoder.token_budget,
-            launch_cost=self.decoder.launch_cost,
-        )
         taken = np.array(free)[: len(rows)]
         drawn = []
-        for bucket in plan.buckets:
+        for bucket in self.decoder.plan([len(prompt) for prompt in prompts]).buckets:
             members = [rows[i] for i in bucket.rows]
             last = self._prefill(
                 [prompts[i] for i in bucket.rows], bucket.length, taken[bucket.rows]
@@ -233,9 +232,7 @@ class _Loop:
             return []
         slots, rows = np.array([slot for slot, _ in reading]), [row for _, row in reading]
         needs = np.array([max(len(row.unread), 1) for row in rows], np.int64)
-        plan = planned(
-            needs, token_budget=self.decoder.token_budget, launch_cost=self.decoder.launch_cost
-        )
+        plan = self.decoder.plan(needs)
         hidden = []
         for bucket in plan.buckets:
             members = [rows[i] for i in bucket.rows]

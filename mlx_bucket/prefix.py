@@ -43,9 +43,15 @@ class PrefixCache:
     layers: tuple[LayerKV, ...]
     apart: bool = False
 
-    def of_layers(self, layers: int) -> Sequence[LayerKV | None]:
-        """The prefix of each layer, None where there is none."""
-        return self.layers or (None,) * layers
+    @property
+    def copied_tokens(self) -> int:
+        """Tokens whose copy stands before each row's own."""
+        return 0 if self.apart else self.length
+
+    def of_layers(self, layers: int) -> list[tuple[LayerKV | None, LayerKV | None]]:
+        """Of each layer, what is copied before a row's own tokens, and what is attended apart."""
+        shared = self.layers or (None,) * layers
+        return [(None, layer) if self.apart else (layer, None) for layer in shared]
 
 
 class BucketCache:
@@ -56,12 +62,12 @@ class BucketCache:
     """
 
     def __init__(
-        self, prefix: LayerKV | None, offset: int, *, keep: bool, apart: bool = False
+        self, prefix: LayerKV | None, apart: LayerKV | None, offset: int, *, keep: bool
     ) -> None:
         self.offset = offset
         self.kept: LayerKV | None = None
-        self.apart = prefix if apart else None
-        self._prefix = None if apart else prefix
+        self.apart = apart
+        self._prefix = prefix
         self._keep = keep
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -101,7 +107,7 @@ def compute_prefix(backbone: Any, ids: list[int], layers: int, *, apart: bool) -
     """Run the shared prefix once and keep its keys and values."""
     if not len(ids):
         return PrefixCache(0, ())
-    caches = [BucketCache(None, 0, keep=True) for _ in range(layers)]
+    caches = [BucketCache(None, None, 0, keep=True) for _ in range(layers)]
     backbone(mx.array(ids)[None], cache=caches)
     kept = tuple(cache.kept for cache in caches if cache.kept)
     mx.eval([(layer.keys, layer.values) for layer in kept])
@@ -111,8 +117,8 @@ def compute_prefix(backbone: Any, ids: list[int], layers: int, *, apart: bool) -
 def bucket_caches(prefix: PrefixCache, layers: int, *, keep: bool) -> list[BucketCache]:
     """Fresh caches for one bucket; ``keep`` holds its own keys and values for what follows."""
     return [
-        BucketCache(layer, prefix.length, keep=keep, apart=prefix.apart)
-        for layer in prefix.of_layers(layers)
+        BucketCache(copied, apart, prefix.length, keep=keep)
+        for copied, apart in prefix.of_layers(layers)
     ]
 
 
@@ -127,12 +133,11 @@ def extension_caches(
     key = mx.arange(padded + tokens)[None, None]  # (1, 1, keys)
     query = mx.arange(tokens)[None, :, None]  # (1, tokens, 1)
     visible = (key < lengths[:, None, None]) | ((key >= padded) & (key - padded <= query))
-    before = 0 if prefix.apart else prefix.length
-    mask = mx.pad(visible, [(0, 0), (0, 0), (before, 0)], constant_values=True)[:, None]
+    before = (prefix.copied_tokens, 0)
+    mask = mx.pad(visible, [(0, 0), (0, 0), before], constant_values=True)[:, None]
     caches = []
-    for own, shared in zip(layers, prefix.of_layers(len(layers)), strict=True):
-        layer = own if shared is None or prefix.apart else shared.followed_by(own.keys, own.values)
-        apart = shared if prefix.apart else None
+    for own, (copied, apart) in zip(layers, prefix.of_layers(len(layers)), strict=True):
+        layer = copied.followed_by(own.keys, own.values) if copied else own
         caches.append(ExtensionCache(layer, prefix.length + lengths, mask, apart))
     return caches
 

@@ -14,12 +14,9 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from mlx_bucket.planning import Ints
 from mlx_bucket.prefix import LayerKV, PrefixCache
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Slots:
     def __init__(self, prefix: PrefixCache, slots: int, room: int) -> None:
         """Empty slots with ``room`` for so many tokens each, made when the first row is placed."""
         self.prefix = prefix
-        self.before = 0 if prefix.apart else prefix.length
+        self.before = prefix.copied_tokens
         self.room = room
         self.lengths: Ints = np.zeros(slots, np.int64)
         self.caches: list[SlotCache] = []
@@ -127,11 +124,10 @@ class Slots:
     def _empty(self, like: Sequence[LayerKV]) -> list[SlotCache]:
         """Each layer's slots: the prefix's copies, the room, and one place that nothing sees."""
         caches = []
-        for layer, shared in zip(like, self.prefix.of_layers(len(like)), strict=True):
+        for layer, (copied, apart) in zip(like, self.prefix.of_layers(len(like)), strict=True):
             _, key_heads, _, width = layer.keys.shape
             shape = (len(self), key_heads, self.room + 1, width)
-            room = LayerKV(mx.zeros(shape, layer.keys.dtype), mx.zeros(shape, layer.keys.dtype))
-            if shared is not None and not self.prefix.apart:
-                room = shared.followed_by(room.keys, room.values)
-            caches.append(SlotCache(room, shared if self.prefix.apart else None))
+            keys, values = mx.zeros(shape, layer.keys.dtype), mx.zeros(shape, layer.values.dtype)
+            room = copied.followed_by(keys, values) if copied else LayerKV(keys, values)
+            caches.append(SlotCache(room, apart))
         return caches

@@ -17,8 +17,8 @@ from mlx_bucket.reference.strategies import STRATEGIES, TorchBackend
 from mlx_bucket.sources import ModelSource, resolve
 from mlx_bucket.windows import Task, build_task
 from tests.tiny_folders import edit_weights, write_model_folder
+from tests.tiny_models import FAMILIES
 
-FAMILIES = ("qwen2", "llama", "qwen3")
 FLAT = ("billing", "refund", "technical", "other")
 NESTED = ("refund", "refund request", "billing", "🙂 happy", "退款", "退款 请", "bill")
 TEXTS = (
