@@ -14,6 +14,10 @@ import mlx_bucket  # isort: skip  # noqa: F401 - loads MKL before MLX
 import mlx.core as mx
 from mlx_lm.models.activations import swiglu
 
+from mlx_bucket.activations import fast_swiglu
+from mlx_bucket.attention import whole_attention
+from mlx_bucket.prefix import LayerKV
+
 ROWS, TOKENS, PREFIX = 8, 64, 31
 HIDDEN, INNER, HEADS, KEY_HEADS, HEAD_DIM = 576, 1536, 9, 3, 64
 TRIES = 10
@@ -35,11 +39,15 @@ def operations() -> dict[str, Callable[[], mx.array]]:
         "matrix product, query (two of these)": lambda: hidden @ square.T,
         "matrix product, MLP up (two of these)": lambda: hidden @ up.T,
         "matrix product, MLP down": lambda: inner @ down.T,
-        "SiLU times gate": lambda: swiglu(inner, inner),
-        "attention, all of it": lambda: mx.fast.scaled_dot_product_attention(
+        "SiLU times gate, mlx-lm's": lambda: swiglu(inner, inner),
+        "SiLU times gate, ours": lambda: fast_swiglu(inner, inner),
+        "attention, MLX's": lambda: mx.fast.scaled_dot_product_attention(
             query, key, key, scale=scale, mask="causal"
         ),
-        "softmax of the attention alone": lambda: mx.softmax(scores, axis=-1),
+        "attention, ours": lambda: whole_attention(
+            query, LayerKV(key, key), scale=scale, mask="causal"
+        ),
+        "softmax of MLX's attention alone": lambda: mx.softmax(scores, axis=-1),
         "rotation of the queries": lambda: mx.fast.rope(
             query, HEAD_DIM, traditional=False, base=1e4, scale=1.0, offset=PREFIX
         ),

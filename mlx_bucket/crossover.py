@@ -14,7 +14,7 @@ from time import perf_counter
 
 import mlx.core as mx
 
-from mlx_bucket.attention import APART_FROM, split_attention
+from mlx_bucket.attention import APART_FROM, split_attention, whole_attention
 from mlx_bucket.device import Device
 from mlx_bucket.measurements import device_identity, keep, recall
 from mlx_bucket.memory import ModelShape
@@ -61,9 +61,7 @@ def _is_faster(shape: ModelShape, dtype: str, length: int, tokens: int) -> bool:
     def copied() -> mx.array:
         # A bucket makes its copies anew; slots have theirs already.
         seen = prefix.followed_by(own.keys, own.values) if tokens > 1 else whole
-        return mx.fast.scaled_dot_product_attention(
-            queries, seen.keys, seen.values, scale=1.0, mask=mask
-        )
+        return whole_attention(queries, seen, scale=1.0, mask=mask)
 
     return _seconds(apart) < _seconds(copied)
 

@@ -18,6 +18,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.sample_utils import make_sampler
 
+from mlx_bucket.activations import with_fast_swiglu
 from mlx_bucket.attention import APART_FROM, route_attention
 from mlx_bucket.backend import Work
 from mlx_bucket.constraints import Constraint, fill_masks
@@ -94,7 +95,7 @@ def make_decoder(
 ) -> Decoder:
     """Make an mlx-lm model ready; ``limits`` are the numbers of a ``Decoder``."""
     route_attention(model)
-    return Decoder(model, frozenset(end_ids), sampling or Sampling(), **limits)
+    return Decoder(with_fast_swiglu(model), frozenset(end_ids), sampling or Sampling(), **limits)
 
 
 def decode(

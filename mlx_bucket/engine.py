@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from mlx_bucket.activations import with_fast_swiglu
 from mlx_bucket.attention import APART_FROM, route_attention
 from mlx_bucket.backend import OnBucket, Work, one_ahead
 from mlx_bucket.forward import all_logits, dtype_of, head, last_hidden, padded
@@ -96,7 +97,7 @@ def make_scorer(
     """Take the head's rows for the trie's tokens out of an mlx-lm model."""
     route_attention(model)
     rows = _head_rows(model, trie.tokens)
-    return Scorer(model, trie, rows, decision, wanted, label_mass, apart_from)
+    return Scorer(with_fast_swiglu(model), trie, rows, decision, wanted, label_mass, apart_from)
 
 
 class Runner:

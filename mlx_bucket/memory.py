@@ -14,8 +14,9 @@ from typing import Any
 from mlx_bucket.device import Device
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-# Beyond these many tokens a bucket no longer gains speed, it only needs more memory.
-USEFUL_TOKENS = {"cpu": 4096, "metal": 4096, "cuda": 16384}
+# Beyond these many tokens a bucket no longer gains speed, it only needs more memory; on a CPU its
+# arrays leave the caches.
+USEFUL_TOKENS = {"cpu": 1024, "metal": 4096, "cuda": 16384}
 SHARE_FOR_BUCKETS = 0.5  # of the memory that the weights leave free
 
 
@@ -68,7 +69,7 @@ def bucket_bytes(
     widest = max(3 * shape.intermediate, 3 * shape.heads * shape.head_dim)
     activations = rows * length * (4 * shape.hidden + widest) * item
     unfused = device.kind == "cpu"
-    scores = 2 * rows * shape.heads * length * (prefix_length + length) * item if unfused else 0
+    scores = 3 * rows * shape.heads * length * (prefix_length + length) * item if unfused else 0
     return activations + scores + keys * (shape.layers if kept else 2)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from mlx_lm.models import llama
 
-from mlx_bucket.attention import route_attention, split_attention
+from mlx_bucket import attention
+from mlx_bucket.attention import route_attention, split_attention, whole_attention
 from mlx_bucket.decoding import Sampling, decode, make_decoder
 from mlx_bucket.engine import make_scorer, run_plan, run_prefix
 from mlx_bucket.planning import fixed_plan
@@ -50,6 +51,21 @@ def test_a_mask_hides_own_keys_alone():
         queries, whole.keys, whole.values, scale=0.25, mask=mask
     )
     found = split_attention(queries, prefix, own, scale=0.25, mask=visible)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+@pytest.mark.parametrize("mask", ["causal", "array", None])
+def test_whole_attention_is_that_of_mlx(one_by_one, mask, monkeypatch):
+    monkeypatch.setattr(attention, "computes_one_by_one", lambda: one_by_one)
+    queries, keys = mx.random.normal((2, 6, 3, 16)), layer(2, 2, 9)
+    # The first key is seen, since nothing can be attended where everything is hidden.
+    some = mx.random.bernoulli(0.5, (2, 1, 3, 9)) | (mx.arange(9) == 0)
+    given = some if mask == "array" else mask
+    expected = mx.fast.scaled_dot_product_attention(
+        queries, keys.keys, keys.values, scale=0.25, mask=given
+    )
+    found = whole_attention(queries, keys, scale=0.25, mask=given)
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 

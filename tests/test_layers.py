@@ -36,6 +36,7 @@ ORDER = [
     "memory",
     "planning",
     "prefix",
+    "activations",
     "attention",
     "labels",
     "backend",
@@ -61,8 +62,18 @@ ORDER = [
     "cli",
 ]
 MLX_MODULES = {
-    *("device", "gguf", "checkpoint", "weights", "prefix", "attention", "forward"),
-    *("slots", "decoding", "engine", "launch", "crossover", "rates", "mlx_lm_loop", "mlx_backend"),
+    *("device", "gguf", "checkpoint", "weights", "prefix", "activations", "attention"),
+    *(
+        "forward",
+        "slots",
+        "decoding",
+        "engine",
+        "launch",
+        "crossover",
+        "rates",
+        "mlx_lm_loop",
+        "mlx_backend",
+    ),
 }
 
 
