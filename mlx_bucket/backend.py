@@ -79,6 +79,11 @@ class Strategy:
     token_budget: int = 4096
     launch_cost: int = 16
 
+    @property
+    def has_fixed_size(self) -> bool:
+        """Whether every batch has ``batch_size`` rows, unless it is one that runs them singly."""
+        return self.name not in ("sequential", "planned") and self.batch_size > 1
+
     def plan(self, lengths: Sequence[int] | Ints) -> Plan:
         """The batches for rows of these suffix lengths."""
         if self.name == "sequential" or self.batch_size == 1:

@@ -16,13 +16,17 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlx_bucket.activations import with_fast_swiglu
+from mlx_bucket.attention import route_attention
 from mlx_bucket.device import Device
 from mlx_bucket.measurements import device_identity, keep, recall
+from mlx_bucket.prefix import PrefixCache, bucket_caches
 
 DEFAULT_LAUNCH_COST = 32  # tokens, where nothing has been measured
 WORTH_MEASURING = 500  # rows
 SHAPES = ((1, 16), (1, 64), (4, 64))  # rows, tokens
 ROUNDS = 2
+NO_PREFIX = PrefixCache(0, ())
 HIGHEST_COST = 2**20  # tokens: more than any bucket could pad, so a higher cost plans the same
 AN_HOUR = 3600.0  # no forward pass takes so long: whatever says so was not measured
 
@@ -59,25 +63,27 @@ def measured_times(model: Any, key: str, device: Device) -> LaunchTimes:
     known = known_times(key, device)
     if known is not None:
         return known
-    times = _measure(model.model)
+    route_attention(model)
+    times = _measure(with_fast_swiglu(model))
     keep("launch", _identity(key, device), asdict(times))
     return times
 
 
-def _measure(backbone: Any) -> LaunchTimes:
+def _measure(model: Any) -> LaunchTimes:
     """Fit seconds = launch + tokens x rate through the medians of a few forward passes."""
     for rows, tokens in SHAPES:
-        _seconds(backbone, rows, tokens)  # warm-up: kernels are compiled, memory is taken
+        _seconds(model, rows, tokens)  # warm-up: kernels are compiled, memory is taken
     sizes = [rows * tokens for rows, tokens in SHAPES]
-    seconds = [median(_seconds(backbone, *shape) for _ in range(ROUNDS)) for shape in SHAPES]
+    seconds = [median(_seconds(model, *shape) for _ in range(ROUNDS)) for shape in SHAPES]
     per_token, per_launch = np.polyfit(sizes, seconds, 1)
     return LaunchTimes(max(float(per_launch), 0.0), max(float(per_token), 1e-9))
 
 
-def _seconds(backbone: Any, rows: int, tokens: int) -> float:
+def _seconds(model: Any, rows: int, tokens: int) -> float:
     ids = mx.zeros((rows, tokens), mx.int32)
+    caches = bucket_caches(NO_PREFIX, len(model.layers), keep=False)
     started = perf_counter()
-    mx.eval(backbone(ids))
+    mx.eval(model.model(ids, cache=caches))
     return perf_counter() - started
 
 

@@ -22,8 +22,9 @@ from mlx_bucket.device import Device
 
 
 def device_identity(device: Device) -> str:
-    """The device and library that a measurement holds for."""
-    return f"{device.kind} {device.name} {device.blas} {version('mlx')}"
+    """The device and libraries that a measurement holds for."""
+    libraries = f"{version('mlx')} {version('mlx-bucket')}"
+    return f"{device.kind} {device.name} {device.blas} {libraries}"
 
 
 def recall(kind: str, identity: str, names: Sequence[str]) -> dict[str, float] | None:

@@ -269,3 +269,14 @@ def test_a_report_is_not_overwritten_unasked(tiny_folder, tmp_path):
     assert done.exit_code == 1
     assert "--overwrite" in done.stderr
     assert (tmp_path / "r.html").read_text() == "precious"
+
+
+def test_strategies_of_a_fixed_size_run_at_every_size(tiny_folder):
+    sizes = ["--batch-size", "2", "--batch-size", "4"]
+    chosen = ["--strategy", "bucketed", "--strategy", "planned", "--strategy", "generate"]
+    done = bench(tiny_folder, "--backend", "torch", *sizes, *chosen, "--json")
+    titles = [found["strategy"] for found in json.loads(done.stdout)["measured"]]
+    assert [title for title in titles if "shared" not in title] == [
+        *("generate 1", "generate 2", "generate 4"),
+        *("bucketed 2", "bucketed 4", "planned"),
+    ]

@@ -60,6 +60,6 @@ def _contestants(
     found = mlx_contestants(subject) if "mlx" in given["backends"] else []
     if "torch" in given["backends"]:
         found += torch_contestants(subject, checked)
-    found = fitted(found, subject, given["batch_size"])
+    found = fitted(found, subject, given["batch_sizes"])
     chosen = chosen_by_title([each.strategy for each in found], given["strategies"])
     return [each for each in found if each.strategy in chosen]

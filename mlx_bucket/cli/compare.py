@@ -41,9 +41,12 @@ def compare(**given: Any) -> None:
     checked = checked_by_reference(subject, given["probes"])
     torch = torch_contestants(subject, checked)
     contestants = [*mlx_contestants(subject), *torch]
-    chosen = fitted([each for each in contestants if _compared(each)], subject, given["batch_size"])
+    chosen = fitted(
+        [each for each in contestants if _compared(each)], subject, given["batch_sizes"]
+    )
     click.echo(f"PyTorch runs as {torch[0].backend.name}.", err=True)
-    tell(run_contest(subject, chosen, checked, given), given)
+    contestants = fitted(chosen, subject, given["batch_sizes"])
+    tell(run_contest(subject, contestants, checked, given), given)
 
 
 def _compared(contestant: Contestant) -> bool:

@@ -73,10 +73,12 @@ def contest_options(command: Command) -> Command:
         ),
         click.option(
             "--batch-size",
+            "batch_sizes",
             type=click.IntRange(min=1),
-            default=32,
+            multiple=True,
+            default=(32,),
             show_default=True,
-            help="Rows of a batch, for the strategies that have a fixed one.",
+            help="Rows of a batch, for the strategies that have a fixed one; may be repeated.",
         ),
     ):
         command = option(command)
@@ -161,21 +163,23 @@ def gate(backend: Backend, dtype: str, job: Job, checked: Checked) -> None:
 
 
 def fitted(
-    contestants: Sequence[Contestant], subject: Subject, batch_size: int
+    contestants: Sequence[Contestant], subject: Subject, batch_sizes: Sequence[int]
 ) -> list[Contestant]:
-    """The same with the batch size given, and the planner's costs as measured on this device."""
+    """The same at every batch size given, and with the planner's costs as measured here."""
     times = measured_times(subject.loaded.model, subject.loaded.entry.key, current_device())
+    sizes = sorted(set(batch_sizes))
     return [
         Contestant(
             each.backend,
             replace(
                 each.strategy,
-                batch_size=1 if each.strategy.batch_size == 1 else batch_size,
+                batch_size=size,
                 token_budget=subject.token_budget,
                 launch_cost=times.cost,
             ),
         )
         for each in contestants
+        for size in (sizes if each.strategy.has_fixed_size else [each.strategy.batch_size])
     ]
 
 
