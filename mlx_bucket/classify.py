@@ -25,7 +25,7 @@ from mlx_bucket.labels import Decision, Ints, LabelScores
 from mlx_bucket.launch import DEFAULT_LAUNCH_COST, WORTH_MEASURING, measured_times
 from mlx_bucket.loading import is_exact, load_exact, load_model
 from mlx_bucket.measurements import device_identity, keep, recall
-from mlx_bucket.planning import sequential_plan
+from mlx_bucket.planning import Plan, sequential_plan
 from mlx_bucket.sources import DEFAULT_PRESET
 from mlx_bucket.weights import LoadedModel
 from mlx_bucket.windows import PlanSettings, Window, build_task, default_token_budget, prepare
@@ -87,6 +87,7 @@ class Report:
     errors: int = 0
     buckets: int = 0
     prompt_tokens: int = 0  # of all rows, repeats included
+    answer_tokens: int = 0  # that were written
     saved_by_dedup: int = 0
     saved_by_prefix: int = 0
     tokenise_seconds: float = 0.0
@@ -140,8 +141,8 @@ class Classifier:
         return self.decide([scores])[0]
 
     def prepare(self, texts: Sequence[str | RowError]) -> Window:
-        """Prompts, shared prefix and plan of some texts; an error among them stays in its place."""
-        return prepare(self.task, texts, self._plan_settings(len(texts)))
+        """Prompts and shared prefix of some texts; an error among them stays in its place."""
+        return prepare(self.task.prompting, texts)
 
     def score(
         self, window: Window, on_bucket: OnBucket = lambda _: None
@@ -150,14 +151,23 @@ class Classifier:
 
         ``on_bucket`` hears of each bucket that is done, and stops the run by answering True.
         """
+        settings = self._plan_settings(len(window.errors))
         started = perf_counter()
-        scores = self._runner.run(window.prefix, window.suffixes, window.plan, on_bucket)
-        seconds = perf_counter() - started
+        plan = settings.plan(window.lengths)
+        planned = perf_counter()
+        scores = self._runner.run(window.prefix, window.suffixes, plan, on_bucket)
+        finished = perf_counter()
         certification = Certification()
         if self.options.certify:
             scores, certification = self._certified(window, scores)
         rows = _spread(window, scores)
-        return rows, _report(window, rows, scores.work, seconds, certification)
+        report = replace(
+            _report(window, plan, rows, scores.work),
+            plan_seconds=window.sharing_seconds + planned - started,
+            forward_seconds=finished - planned,
+            certification=certification,
+        )
+        return rows, report
 
     def decide(self, windows: Sequence[RowScores]) -> list[list[Answer]]:
         """The answers of each window; a calibration is over all of them."""
@@ -234,7 +244,6 @@ def _spread(window: Window, scores: Scores) -> RowScores:
         _at(rows, at, found.winners[source], 0),
         _at(rows, at, found.margins[source], np.nan),
     )
-    truncated = _at(rows, at, np.array([prompt.truncated for prompt in window.prompts], bool), 0)
     finished = _at(rows, at, scores.finished[source], 1)
     broken = finished & np.isnan(labels.log_probabilities).any(axis=1)
     errors = tuple(
@@ -242,7 +251,7 @@ def _spread(window: Window, scores: Scores) -> RowScores:
         for error, bad in zip(window.errors, broken, strict=True)
     )
     masses = None if scores.masses is None else _at(rows, at, scores.masses[source], np.nan)
-    return RowScores(labels, finished, masses, truncated, errors)
+    return RowScores(labels, finished, masses, window.truncated, errors)
 
 
 def _at(rows: int, at: Ints, values: npt.NDArray[Number], missing: float) -> npt.NDArray[Number]:
@@ -252,24 +261,17 @@ def _at(rows: int, at: Ints, values: npt.NDArray[Number], missing: float) -> npt
     return spread
 
 
-def _report(
-    window: Window, rows: RowScores, work: Work, seconds: float, certification: Certification
-) -> Report:
+def _report(window: Window, plan: Plan, rows: RowScores, work: Work) -> Report:
     """What was done, of finished rows alone: a run may be stopped in the middle of a window."""
     finished = np.flatnonzero(rows.finished[window.answerable])  # among the answerable rows
     ran = np.unique(window.distinct.inverse[finished])  # among the distinct prompts
-    prompt_tokens = sum(len(window.prompts[row]) for row in finished)
-    distinct_tokens = sum(len(window.prompts[row]) for row in window.distinct.first[ran])
     return Report(
         rows=len(rows.errors),
         errors=sum(error is not None for error in rows.errors),
-        buckets=sum(bool(np.isin(bucket.rows, ran).all()) for bucket in window.plan.buckets),
-        prompt_tokens=prompt_tokens,
-        saved_by_dedup=prompt_tokens - distinct_tokens,
+        buckets=sum(bool(np.isin(bucket.rows, ran).all()) for bucket in plan.buckets),
+        prompt_tokens=window.prompt_tokens(ran),
+        saved_by_dedup=window.saved_by_dedup(ran),
         saved_by_prefix=len(window.prefix) * len(ran) - work.prefix_tokens,
         tokenise_seconds=window.tokenise_seconds,
-        plan_seconds=window.plan_seconds,
-        forward_seconds=seconds,
         work=work,
-        certification=certification,
     )

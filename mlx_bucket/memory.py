@@ -1,6 +1,7 @@
 """What a bucket costs in memory, from the model's config alone.
 
-Used to bound the tokens of a bucket and to show each bucket's cost in ``plan``. The estimate is an
+Used to bound the tokens of a bucket and the rows that are generated together, and to show each
+bucket's cost in ``plan``. The estimate is an
 upper one: it counts the activations of one layer at their widest, the keys and values of every
 layer where they are kept, and the attention scores where the device does not fuse them.
 """
@@ -18,6 +19,7 @@ ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 # arrays leave the caches.
 USEFUL_TOKENS = {"cpu": 1024, "metal": 4096, "cuda": 16384}
 SHARE_FOR_BUCKETS = 0.5  # of the memory that the weights leave free
+SHARE_FOR_SLOTS = 0.25  # of the same, for the keys and values of rows that are being generated
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def bucket_bytes(
 ) -> int:
     """Bytes that one bucket needs beside the weights; ``kept`` if a trie needs its keys again."""
     item = ITEM_BYTES[dtype]
-    keys = rows * (prefix_length + length) * shape.key_heads * shape.head_dim * 2 * item
+    keys = rows * (prefix_length + length) * _key_bytes(shape, dtype)
     widest = max(3 * shape.intermediate, 3 * shape.heads * shape.head_dim)
     activations = rows * length * (4 * shape.hidden + widest) * item
     unfused = device.kind == "cpu"
@@ -77,9 +79,24 @@ def token_budget(
     shape: ModelShape, device: Device, dtype: str, *, prefix_length: int, kept: bool
 ) -> int:
     """The tokens that a bucket may forward: as many as are useful and fit, rows of 64 tokens."""
-    weights = shape.parameters * ITEM_BYTES[dtype]
-    spare = max(device.recommended_bytes - weights, 0) * SHARE_FOR_BUCKETS
+    spare = _spare_bytes(shape, device, dtype) * SHARE_FOR_BUCKETS
     row = bucket_bytes(
         shape, device, dtype, rows=1, length=64, prefix_length=prefix_length, kept=kept
     )
     return max(64, min(USEFUL_TOKENS[device.kind], int(spare / row) * 64))
+
+
+def most_slots(shape: ModelShape, device: Device, dtype: str, *, tokens: int) -> int:
+    """The rows of so many tokens each whose keys and values fit into memory together; 1 or more."""
+    row = tokens * shape.layers * _key_bytes(shape, dtype)
+    return max(1, int(_spare_bytes(shape, device, dtype) * SHARE_FOR_SLOTS / row))
+
+
+def _key_bytes(shape: ModelShape, dtype: str) -> int:
+    """Bytes of the key and the value of one token in one layer."""
+    return shape.key_heads * shape.head_dim * 2 * ITEM_BYTES[dtype]
+
+
+def _spare_bytes(shape: ModelShape, device: Device, dtype: str) -> int:
+    """Bytes that the weights leave free."""
+    return max(device.recommended_bytes - shape.parameters * ITEM_BYTES[dtype], 0)

@@ -1,9 +1,9 @@
-"""From the texts of a window to its plan.
+"""From the texts of a window to what runs, and how that is cut.
 
-A task (labels, instruction and template, bound to a tokenizer) turns texts into prompts; a window
-of prompts is deduplicated, split into shared prefix and suffixes, and planned. No weights are
-needed, so ``plan`` shows exactly what ``classify`` runs. The invariant: a text that has no prompt
-has an error, and never stops the others.
+A template bound to a tokenizer turns texts into prompts; a window of prompts is deduplicated and
+split into shared prefix and suffixes, whose lengths can be planned. No weights are needed, so
+``plan`` shows exactly what ``classify`` runs. The invariant: a text that has no prompt has an
+error, and never stops the others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mlx_bucket.device import Device
 from mlx_bucket.errors import RowError, UsageError
@@ -37,13 +38,31 @@ Labels = Sequence[str] | Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Task:
-    """What the model is asked about each text. ``window`` is the model's context in tokens."""
+class Prompting:
+    """How texts become prompts of at most ``window`` tokens."""
 
     template: PromptTemplate
-    trie: LabelTrie
     window: int
-    truncate: bool
+    truncate: bool = False
+
+    def prompts(self, texts: Sequence[str | RowError]) -> list[Prompt | RowError]:
+        """One prompt per text, or its error; one that stands for a text stays in its place."""
+        checked = [_checked(text) for text in texts]
+        readable = [text for text in checked if isinstance(text, str)]
+        made = iter(self.template.prompts(readable, window=self.window, truncate=self.truncate))
+        return [text if isinstance(text, RowError) else next(made) for text in checked]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the model is asked about each text, and the labels that may answer."""
+
+    prompting: Prompting
+    trie: LabelTrie
+
+    @property
+    def template(self) -> PromptTemplate:
+        return self.prompting.template
 
 
 @dataclass(frozen=True)
@@ -64,7 +83,7 @@ class PlanSettings:
 class Window:
     """Texts made ready to run. ``answerable`` are the rows that have a prompt, ``prompts`` theirs.
 
-    ``plan`` is over the suffixes of the distinct prompts.
+    ``sharing_seconds`` were spent on finding equal prompts, and what all of them begin with.
     """
 
     errors: tuple[RowError | None, ...]  # (rows,)
@@ -72,9 +91,8 @@ class Window:
     prompts: tuple[Prompt, ...]  # (answerable,)
     distinct: Distinct
     prefix: Ids  # (prefix tokens,)
-    plan: Plan
     tokenise_seconds: float
-    plan_seconds: float
+    sharing_seconds: float
 
     @property
     def distinct_prompts(self) -> list[Prompt]:
@@ -85,9 +103,27 @@ class Window:
         return [prompt.ids[len(self.prefix) :] for prompt in self.distinct_prompts]
 
     @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts, repeats included: what one-by-one inference would read."""
-        return sum(map(len, self.prompts))
+    def truncated(self) -> npt.NDArray[np.bool_]:
+        """Whether each row's text was cut, ``(rows,)``."""
+        cut = np.zeros(len(self.errors), bool)
+        cut[self.answerable] = [prompt.truncated for prompt in self.prompts]
+        return cut
+
+    @property
+    def lengths(self) -> Ints:
+        """Tokens of each suffix."""
+        return np.array([len(suffix) for suffix in self.suffixes], np.int64)
+
+    def saved_by_dedup(self, ran: Ints) -> int:
+        """Prompt tokens that were not read, since their prompt is one of those that ``ran``."""
+        return self.prompt_tokens(ran) - sum(
+            len(self.prompts[row]) for row in self.distinct.first[ran]
+        )
+
+    def prompt_tokens(self, ran: Ints) -> int:
+        """Tokens of all rows whose distinct prompts ``ran``: what one by one would read."""
+        rows = np.flatnonzero(np.isin(self.distinct.inverse, ran))
+        return sum(len(self.prompts[row]) for row in rows)
 
 
 def build_task(
@@ -109,19 +145,29 @@ def build_task(
     """
     labels = _stripped(labels)
     descriptions = labels.values() if isinstance(labels, Mapping) else []
-    _refuse_surrogates({"label": labels, "description": descriptions})
-    _refuse_surrogates({"instruction": [instruction or ""], "template": [template or ""]})
+    refuse_surrogates({"label": labels, "description": descriptions})
+    refuse_surrogates({"instruction": [instruction or ""], "template": [template or ""]})
     text = fill_instruction(instruction, labels)
     chat = chat_template(tokenizer, text, template, labels=_listed(labels))
     trie, prompt = label_trie(chat, list(labels))
     longest_answer = trie.longest if trie.needs_steps else 0
-    task = Task(prompt, trie, int(config["max_position_embeddings"]) - longest_answer, truncate)
-    if task.template.fixed_tokens() >= task.window:
+    window = int(config["max_position_embeddings"]) - longest_answer
+    check_room(prompt, window, "shorten the instruction, the labels or the template")
+    return Task(Prompting(prompt, window, truncate), trie)
+
+
+def check_room(template: PromptTemplate, window: int, remedy: str) -> None:
+    """See that a text fits into a prompt of at most ``window`` tokens.
+
+    Raises:
+        UsageError: none does; the message ends with the remedy.
+    """
+    needed = template.fixed_tokens()
+    if needed >= window:
         raise UsageError(
-            f"The prompt has {task.template.fixed_tokens()} tokens before any text, and the model "
-            f"reads at most {task.window}; shorten the instruction, the labels or the template."
+            f"The prompt has {needed} tokens before any text, and the model reads at most "
+            f"{window}; {remedy}."
         )
-    return task
 
 
 def default_token_budget(task: Task, config: Mapping[str, Any], device: Device, dtype: str) -> int:
@@ -146,44 +192,50 @@ def fill_instruction(instruction: str | None, labels: Labels) -> str:
     return f"{instruction}\n{_listed(labels)}"
 
 
-def prepare(task: Task, texts: Sequence[str | RowError], settings: PlanSettings) -> Window:
-    """Turn texts into a planned window; an error among the texts stays with its row."""
+def prepare(
+    prompting: Prompting, texts: Sequence[str | RowError], kinds: Sequence[int] | None = None
+) -> Window:
+    """Turn texts into a window; an error among the texts stays with its row."""
     started = perf_counter()
-    errors, answerable, prompts = _prompts(task, texts)
-    tokenised = perf_counter()
-    unique = distinct([prompt.ids for prompt in prompts])
+    outcomes = prompting.prompts(texts)
+    return window_of(outcomes, perf_counter() - started, kinds)
+
+
+def window_of(
+    outcomes: Sequence[Prompt | RowError],
+    tokenise_seconds: float,
+    kinds: Sequence[int] | None = None,
+) -> Window:
+    """A window of rows that have a prompt, or an error.
+
+    Equal prompts run once; with ``kinds``, only those of rows that are of one kind.
+    """
+    started = perf_counter()
+    answerable = np.array([i for i, o in enumerate(outcomes) if isinstance(o, Prompt)], np.int64)
+    prompts = [outcome for outcome in outcomes if isinstance(outcome, Prompt)]
+    told_apart = [prompt.ids for prompt in prompts]
+    if kinds is not None:
+        told_apart = [
+            np.append(ids, np.int32(kinds[row]))
+            for row, ids in zip(answerable, told_apart, strict=True)
+        ]
+    unique = distinct(told_apart)
     ids = [prompts[row].ids for row in unique.first]
     shared = shared_prefix_length(ids)
-    lengths = np.array([len(prompt) - shared for prompt in ids], np.int64)
-    plan = settings.plan(lengths)
     return Window(
-        errors=tuple(errors),
+        errors=tuple(outcome if isinstance(outcome, RowError) else None for outcome in outcomes),
         answerable=answerable,
         prompts=tuple(prompts),
         distinct=unique,
         prefix=ids[0][:shared] if ids else np.empty(0, np.int32),
-        plan=plan,
-        tokenise_seconds=tokenised - started,
-        plan_seconds=perf_counter() - tokenised,
+        tokenise_seconds=tokenise_seconds,
+        sharing_seconds=perf_counter() - started,
     )
-
-
-def _prompts(
-    task: Task, texts: Sequence[str | RowError]
-) -> tuple[list[RowError | None], Ints, list[Prompt]]:
-    checked = [_checked(text) for text in texts]
-    answerable = [text for text in checked if isinstance(text, str)]
-    made = iter(task.template.prompts(answerable, window=task.window, truncate=task.truncate))
-    outcomes = [text if isinstance(text, RowError) else next(made) for text in checked]
-    errors = [outcome if isinstance(outcome, RowError) else None for outcome in outcomes]
-    prompts = [outcome for outcome in outcomes if isinstance(outcome, Prompt)]
-    rows = np.array([row for row, error in enumerate(errors) if error is None], np.int64)
-    return errors, rows, prompts
 
 
 def _checked(text: str | RowError) -> str | RowError:
     if isinstance(text, str) and not text.strip():
-        return RowError("The text is empty, so there is nothing to classify.")
+        return RowError("The text is empty, so there is nothing to read.")
     if isinstance(text, str) and LONE_SURROGATE.search(text):
         return RowError(
             "The text holds half of a surrogate pair, which is no character; repair the text."
@@ -201,7 +253,12 @@ def _stripped(labels: Labels) -> Labels:
     return dict(zip(names, labels.values(), strict=True))
 
 
-def _refuse_surrogates(given: Mapping[str, Iterable[str]]) -> None:
+def refuse_surrogates(given: Mapping[str, Iterable[str]]) -> None:
+    """Refuse strings of the user, by what they are, that no tokenizer reads.
+
+    Raises:
+        UsageError: one holds half of a surrogate pair.
+    """
     for what, texts in given.items():
         for text in filter(LONE_SURROGATE.search, texts):
             raise UsageError(

@@ -62,7 +62,9 @@ class Case:
         return Job(tuple(prompt.ids for prompt in self.prompts), self.task.trie, decision)
 
     def with_texts(self, texts: tuple[str, ...]) -> Case:
-        prompts = self.task.template.prompts(texts, window=self.task.window, truncate=True)
+        prompts = self.task.template.prompts(
+            texts, window=self.task.prompting.window, truncate=True
+        )
         assert all(isinstance(prompt, Prompt) for prompt in prompts)
         return replace(self, texts=texts, prompts=tuple(prompts))
 

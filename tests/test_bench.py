@@ -26,7 +26,7 @@ from mlx_bucket.labels import LabelScores
 from mlx_bucket.memory import model_shape
 from mlx_bucket.mlx_backend import MlxBackend
 from mlx_bucket.rates import measure_rates
-from mlx_bucket.windows import PlanSettings, build_task, prepare
+from mlx_bucket.windows import build_task, prepare
 from mlx_bucket.workload import make_tickets
 from tests.tiny_models import tiny_config
 
@@ -40,7 +40,7 @@ LABELS = ["billing", "refund", "order"]
 def job(tiny) -> Job:
     task = build_task(tiny.tokenizer, tiny.config, LABELS)
     texts = [ticket.body for ticket in make_tickets(24, seed=3) if len(ticket.body) < 250]
-    window = prepare(task, texts, PlanSettings(4096, 16))
+    window = prepare(task.prompting, texts)
     return Job(tuple(prompt.ids for prompt in window.prompts), task.trie)
 
 

@@ -8,8 +8,9 @@ from mlx_bucket.classify import Classifier, Options
 from mlx_bucket.cli.summary import summary_of
 from mlx_bucket.errors import InputError
 from mlx_bucket.jobs.readers import open_reader
-from mlx_bucket.jobs.run import answer_columns, run_job
+from mlx_bucket.jobs.run import Watch, run_job
 from mlx_bucket.jobs.sinks import open_sink
+from mlx_bucket.jobs.tasks import ClassifyTask
 
 TEXTS = ["please refund it " + "now " * count for count in (1, 1, 9, 2, 8, 3)]
 LABELS = ["billing", "technical", "refund"]
@@ -24,24 +25,24 @@ def source(tmp_path):
 def run(tiny, source, target, *, rows=None, stop_after=None, window=100):
     """Run a job of two rows a bucket until so many buckets are done."""
     classifier = Classifier(tiny, labels=LABELS, options=Options(batch_size=2))
+    task = ClassifyTask(classifier)
     reader, kept, buckets = open_reader(str(source)), [], []
-    columns = answer_columns(classifier.options, LABELS)
     try:
         with open_sink(
             str(target),
             reader=reader,
-            answer_columns=columns,
+            answer_columns=task.columns,
             on_kept=lambda *place: kept.append(place),
         ) as sink:
             outcome = run_job(
-                classifier,
+                task,
                 rows or reader,
                 "body",
                 sink,
                 window=window,
-                on_bucket=lambda bucket: buckets.append(bucket) or len(buckets) == stop_after,
+                watch=Watch(advance=lambda n: buckets.append(n) or len(buckets) == stop_after),
             )
-        return summary_of(classifier, outcome, 0.0), kept
+        return summary_of(task, outcome, 0.0), kept
     finally:
         reader.close()
 

@@ -54,6 +54,8 @@ ORDER = [
     "decisions",
     "certify",
     "classify",
+    "generate",
+    "extract",
     "jobs",
     "workload",
     "reference",
@@ -127,7 +129,9 @@ def test_help_does_not_wait_for_mlx():
 
 
 def test_the_public_names_are_these():
-    assert mlx_bucket.__all__ == ["Answer", "Classifier", "Options"]
+    classes = ["Answer", "Classifier", "Extraction", "Extractor"]
+    classes += ["GenerateOptions", "Generator", "Options", "TextAnswer"]
+    assert mlx_bucket.__all__ == classes
     assert all(isinstance(getattr(mlx_bucket, name), type) for name in mlx_bucket.__all__)
     with pytest.raises(AttributeError, match="nonsense"):
         _ = mlx_bucket.nonsense

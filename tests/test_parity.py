@@ -36,7 +36,7 @@ from mlx_bucket.reference.loading import load_reference, load_reference_tokenize
 from mlx_bucket.reference.oracle import ask_oracle
 from mlx_bucket.sources import resolve
 from mlx_bucket.weights import LoadedModel, convert, load
-from mlx_bucket.windows import PlanSettings, build_task, prepare
+from mlx_bucket.windows import build_task, prepare
 from mlx_bucket.workload import make_tickets
 from tests.test_gguf import write_gguf
 from tests.tiny_folders import WEIGHTS
@@ -57,7 +57,7 @@ class Proof:
     def __init__(self, loaded: LoadedModel, folder: str) -> None:
         source = resolve(folder)
         task = build_task(loaded.tokenizer, loaded.config, LABELS)
-        window = prepare(task, TEXTS, PlanSettings(4096, 16))
+        window = prepare(task.prompting, TEXTS)
         self.backend = MlxBackend(loaded.model, current_device(), loaded.entry.recipe.dtype)
         self.job = Job(tuple(prompt.ids for prompt in window.prompts), task.trie)
         self.truth = ask_oracle(

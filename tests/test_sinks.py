@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mlx_bucket.errors import OutputError
 from mlx_bucket.jobs.readers import open_reader
+from mlx_bucket.jobs.rows import Literal
 from mlx_bucket.jobs.sinks import free_names, open_sink
 from tests.test_readers import TABLE, csv_bytes, unhurried
 
@@ -257,3 +258,17 @@ def test_halves_of_surrogate_pairs_are_written_as_escapes(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"body": "a\\ud800b"}\n')
     copy(tmp_path / "in.jsonl", tmp_path / "out.csv")
     assert read_csv(tmp_path / "out.csv")[1][0] == "a\\ud800b"
+
+
+@pytest.mark.parametrize(
+    ("ending", "expected"),
+    [
+        ("csv", ['x,0.1234567890,"[""a""]"']),
+        ("jsonl", ['{"body": "x", "n": 0.1234567890, "list": ["a"]}']),
+    ],
+)
+def test_a_literal_answer_is_written_as_it_stands(tmp_path, ending, expected):
+    (tmp_path / "in.csv").write_text("body\nx\n")
+    literals = {"n": Literal("0.1234567890"), "list": Literal('["a"]')}
+    copy(tmp_path / "in.csv", tmp_path / f"out.{ending}", literals)
+    assert (tmp_path / f"out.{ending}").read_text().splitlines()[-1:] == expected

@@ -34,7 +34,7 @@ def test_half_of_a_surrogate_pair_is_refused_by_place(what, options):
 
 def test_a_prompt_that_leaves_no_room_for_a_text_is_refused_at_once():
     needed = task().template.fixed_tokens()
-    assert task(context=needed + 1).window == needed + 1
+    assert task(context=needed + 1).prompting.window == needed + 1
     with pytest.raises(UsageError, match=f"has {needed} tokens before any text.*at most {needed};"):
         task(context=needed)
 

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import closing, suppress
-from itertools import islice
-from time import perf_counter
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from mlx_bucket.classify import Classifier, Options
-from mlx_bucket.cli import INTERRUPTED
-from mlx_bucket.cli.interrupts import interruptible, stop_asked
 from mlx_bucket.cli.options import (
+    Labels,
     batch_options,
     input_options,
-    open_input,
+    output_options,
     prompt_choices,
     read_labels,
     read_model,
     task_options,
     window_option,
 )
-from mlx_bucket.cli.summary import summary_lines, summary_of
-from mlx_bucket.errors import RowError, UsageError
-from mlx_bucket.jobs.outputs import check_standard_output
-from mlx_bucket.jobs.run import Outcome, answer_columns, run_job
-from mlx_bucket.jobs.sinks import Sink, open_sink
-from mlx_bucket.planning import Bucket
-from mlx_bucket.progress import Progress
+from mlx_bucket.cli.rows import RowCommand, check_summary_place, run_rows
+from mlx_bucket.cli.summary import summary_of
+from mlx_bucket.jobs.tasks import ClassifyTask, classify_columns
 
 
 @click.command()
@@ -60,17 +52,7 @@ from mlx_bucket.progress import Progress
     help="Run rows again in float32 where a lower precision might have changed their label.",
 )
 @batch_options
-@click.option(
-    "-o",
-    "--output",
-    default="-",
-    show_default=True,
-    help="Where the answers go, - for stdout; in the format of its ending, or that of FILE.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout; needs -o FILE."
-)
+@output_options
 @click.pass_context
 def classify(ctx: click.Context, /, **given: Any) -> None:
     """Give each text of FILE (CSV or JSONL, - for stdin) one of your labels.
@@ -80,37 +62,20 @@ def classify(ctx: click.Context, /, **given: Any) -> None:
     \b
     Example: mlx-bucket classify tickets.csv --text body --labels billing,technical -o out.csv
     """
-    if given["as_json"] and given["output"] == "-":
-        raise UsageError("--json prints the summary on stdout, so give the answers -o FILE.")
-    if given["as_json"]:
-        check_standard_output()
+    check_summary_place(given)
     labels = read_labels(given["labels"], given["labels_file"])
     options = _options(given)
-    with interruptible(), closing(open_input(given)) as reader:
-        columns = answer_columns(options, list(labels))
-        with open_sink(
-            given["output"],
-            reader=reader,
-            answer_columns=columns,
-            overwrite=given["overwrite"],
-            other_inputs=(given["labels_file"], given["template"]),
-            on_kept=_say_kept,
-        ) as sink:
-            classifier, load_seconds = _load(given, labels, options)
-            _say_renamed(sink)
-            outcome = _run(classifier, islice(reader, given["limit"]), given, sink)
-    summary = summary_of(classifier, outcome, load_seconds)
-    if given["as_json"]:
-        click.echo(json.dumps(summary, indent=2))
-    click.echo("\n".join(summary_lines(summary)), err=True)
-    if outcome.stopped:
-        click.echo("Interrupted." if sink.rows else "Interrupted; no row was finished.", err=True)
-        ctx.exit(INTERRUPTED)
-    if outcome.report.errors:
-        ctx.exit(RowError.exit_code)
+    command = RowCommand(
+        title="Classifying",
+        columns=classify_columns(options, list(labels)),
+        inputs=(given["labels_file"], given["template"]),
+        load=lambda: _load(given, labels, options),
+        summary=summary_of,
+    )
+    run_rows(ctx, given, command)
 
 
-def _options(given: dict[str, Any]) -> Options:
+def _options(given: Mapping[str, Any]) -> Options:
     names = (
         *("decision", "calibrate", "probabilities", "label_mass"),
         *("batch_size", "token_budget", "launch_cost", "truncate", "certify"),
@@ -118,12 +83,10 @@ def _options(given: dict[str, Any]) -> Options:
     return Options(**{name: given[name] for name in names})
 
 
-def _load(given: dict[str, Any], labels: Any, options: Options) -> tuple[Classifier, float]:
-    started = perf_counter()
+def _load(given: Mapping[str, Any], labels: Labels, options: Options) -> ClassifyTask:
     choices = prompt_choices(given)  # first, since they can be wrong at once
-    loaded = read_model(given)
     classifier = Classifier(
-        loaded,
+        read_model(given),
         labels=labels,
         instruction=choices["instruction"],
         template=choices["template"],
@@ -131,39 +94,4 @@ def _load(given: dict[str, Any], labels: Any, options: Options) -> tuple[Classif
     )
     if given["show_prompt"]:
         click.echo(classifier.task.template.whole_string("{text}"), err=True)
-    return classifier, perf_counter() - started
-
-
-def _say_renamed(sink: Sink) -> None:
-    for wanted, column in sink.renamed.items():
-        click.echo(
-            f"The input has a column {wanted!r} already, so ours is called {column!r}.", err=True
-        )
-
-
-def _say_kept(rows: int, place: str) -> None:
-    with suppress(OSError):  # the terminal may be gone
-        click.echo(
-            f"{rows:,} finished {'row is' if rows == 1 else 'rows are'} in {place}.", err=True
-        )
-
-
-def _run(classifier: Classifier, rows: Any, given: dict[str, Any], sink: Sink) -> Outcome:
-    """Run the job under a progress display, until its end or the first Ctrl-C."""
-    progress = Progress("Classifying", unit="distinct texts")
-    with progress, stop_asked() as asked:
-
-        def on_bucket(bucket: Bucket) -> bool:
-            if not asked:  # the terminal may be gone
-                progress.advance(len(bucket.rows))
-            return bool(asked)
-
-        return run_job(
-            classifier,
-            rows,
-            given["column"],
-            sink,
-            window=given["window"],
-            on_window=lambda window: progress.expect(len(window.distinct.first)),
-            on_bucket=on_bucket,
-        )
+    return ClassifyTask(classifier)

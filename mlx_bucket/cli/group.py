@@ -16,6 +16,8 @@ COMMANDS = {
     "convert": "Fetch a model and convert its weights for MLX, once.",
     "plan": "Show the batches that classify would run, without weights.",
     "classify": "Give each text of a file one of your labels.",
+    "generate": "Answer each text of a file in free words.",
+    "extract": "Draw a JSON value out of each text of a file, by a schema.",
     "parity": "Prove that no answer differs from Transformers'.",
     "bench": "Measure every strategy in turn, and write a report.",
     "compare": "Measure MLX against PyTorch on this machine.",
@@ -55,7 +57,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mlx-bucket", prog_name="mlx-bucket")
 def commands() -> None:
-    """Turn thousands of short texts into labels with a small language model.
+    """Turn thousands of short texts into labels or JSON with a small language model.
 
     \b
     mlx-bucket convert  Qwen/Qwen2.5-0.5B-Instruct

@@ -20,6 +20,7 @@ from mlx_bucket.weights import LoadedModel
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DTYPE_HELP = "auto, float16, bfloat16 or float32; auto is float16 on a GPU, float32 on a CPU."
+PATH = click.Path(exists=True, dir_okay=False, path_type=Path)
 COUNT = click.IntRange(min=1, max=MOST)
 Labels = Sequence[str] | Mapping[str, str]
 
@@ -68,28 +69,22 @@ def window_option(command: Command) -> Command:
 def task_options(command: Command) -> Command:
     """Model, labels and prompt."""
     for option in (
-        click.option(
-            "--show-prompt", is_flag=True, help="Print the prompt around the text, and go on."
-        ),
-        click.option(
-            "--truncate", is_flag=True, help="Cut the end of a text longer than the context window."
-        ),
-        click.option(
-            "--template",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="A text file with the user message: {text}, and if wanted {instruction}, {labels}."
-            " For a model without a chat template: the whole prompt.",
-        ),
-        click.option(
-            "--instruction",
-            help="What the model is told; {labels} in it stands for the list of labels.",
-        ),
+        prompt_options("{instruction}, {labels}", "{labels} in it stands for the list of labels"),
         click.option(
             "--labels-file",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            type=PATH,
             help="A text file with one label a line, or a .json object of label to description.",
         ),
         click.option("--labels", help='The labels as one CSV record: a,b,"c, d".'),
+        model_options,
+    ):
+        command = option(command)
+    return command
+
+
+def model_options(command: Command) -> Command:
+    """Which model, in which number format."""
+    for option in (
         click.option("--dtype", default="auto", show_default=True, help=DTYPE_HELP),
         click.option("--q-group-size", type=int, help="Weights that share a scale; 64 if absent."),
         click.option("--q-bits", type=int, help="Use weights quantised to so many bits."),
@@ -103,6 +98,36 @@ def task_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def prompt_options(places: str, remark: str | None = None) -> Callable[[Command], Command]:
+    """What the model is told; ``places`` are those of a template, and a remark may follow."""
+
+    def decorated(command: Command) -> Command:
+        for option in (
+            click.option(
+                "--show-prompt", is_flag=True, help="Print the prompt around the text, and go on."
+            ),
+            click.option(
+                "--truncate",
+                is_flag=True,
+                help="Cut the end of a text longer than the context window.",
+            ),
+            click.option(
+                "--template",
+                type=PATH,
+                help=f"A text file with the user message: {{text}}, and if wanted {places}."
+                " For a model without a chat template: the whole prompt.",
+            ),
+            click.option(
+                "--instruction",
+                help=f"What the model is told{f'; {remark}' if remark else ''}.",
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return decorated
 
 
 def strategy_option(command: Command) -> Command:
@@ -138,6 +163,61 @@ def batch_options(command: Command) -> Command:
     return command
 
 
+def writing_options(command: Command) -> Command:
+    """How answers are written, and how many together."""
+    for option in (
+        click.option(
+            "--launch-cost",
+            type=click.IntRange(min=0, max=MOST),
+            help="Tokens that one forward pass fewer is worth; measured once if absent.",
+        ),
+        click.option(
+            "--token-budget",
+            type=COUNT,
+            help="Tokens that one forward pass may read; from the memory if absent.",
+        ),
+        click.option(
+            "--batch-size",
+            type=COUNT,
+            default=32,
+            show_default=True,
+            help="Rows that are written together; fewer if the memory does not hold them.",
+        ),
+        click.option(
+            "--max-tokens",
+            type=COUNT,
+            default=256,
+            show_default=True,
+            help="Tokens of the longest answer.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def output_options(command: Command) -> Command:
+    """Where answers and summary go."""
+    for option in (
+        click.option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            help="Print the summary as JSON on stdout; needs -o FILE.",
+        ),
+        click.option("--overwrite", is_flag=True, help="Replace the output if it exists."),
+        click.option(
+            "-o",
+            "--output",
+            default="-",
+            show_default=True,
+            help="Where the answers go, - for stdout; in the format of its ending, or that of"
+            " FILE.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def read_labels(labels: str | None, labels_file: Path | None) -> Labels:
     """The labels of ``--labels`` or ``--labels-file``, whichever is given.
 
@@ -145,10 +225,10 @@ def read_labels(labels: str | None, labels_file: Path | None) -> Labels:
         UsageError: none or both are given, or the file does not hold labels.
     """
     if labels is not None and labels_file is None:
-        return _from_record(labels)
+        return csv_record(labels, "--labels", " or use --labels-file")
     if labels_file is None or labels is not None:
         raise UsageError("Give the labels either with --labels or with --labels-file.")
-    text = _text_of(labels_file, "labels file")
+    text = text_of_file(labels_file, "labels file")
     if labels_file.suffix.lower() == ".json":
         return _from_json(text, labels_file)
     return [line.strip() for line in text.split("\n") if line.strip()]
@@ -205,10 +285,15 @@ def read_quantisation(bits: int | None, group_size: int | None) -> Quantisation 
 
 def _read_template(path: Path | None) -> str | None:
     """The text of a template file, without the line break at its end."""
-    return None if path is None else _text_of(path, "template file").removesuffix("\n")
+    return None if path is None else text_of_file(path, "template file").removesuffix("\n")
 
 
-def _text_of(path: Path, what: str) -> str:
+def text_of_file(path: Path, what: str) -> str:
+    """The text of a small file that the user named.
+
+    Raises:
+        UsageError: it cannot be read; the message names it as ``what``.
+    """
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -219,15 +304,34 @@ def _text_of(path: Path, what: str) -> str:
         ) from error
 
 
-def _from_record(labels: str) -> list[str]:
+def csv_record(given: str, option: str, otherwise: str = "") -> list[str]:
+    """The fields of an option that is one CSV record, without white space around them.
+
+    Raises:
+        UsageError: it is none; the message says what can be done ``otherwise``.
+    """
     try:
-        (record,) = csv.reader([labels], skipinitialspace=True, strict=True)
+        (record,) = csv.reader([given], skipinitialspace=True, strict=True)
     except (csv.Error, ValueError) as error:
         raise UsageError(
-            f"--labels {labels!r} is not one CSV record ({error}); "
-            "write --labels 'a,b,\"c, d\"' or use --labels-file."
+            f"{option} {given!r} is not one CSV record ({error}); "
+            f"write {option} 'a,b,\"c, d\"'{otherwise}."
         ) from error
-    return [label.strip() for label in record]
+    return [field.strip() for field in record]
+
+
+def json_of(text: str, what: str, pairs_hook: Callable[..., Any] | None = None) -> Any:
+    """The value of a JSON file.
+
+    Raises:
+        UsageError: it is none; the message names it as ``what``.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=pairs_hook)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"The {what} is not JSON: {error.msg} in line {error.lineno}.") from error
+    except (RecursionError, ValueError) as error:  # nested without end, or a number without end
+        raise UsageError(f"The {what} is not JSON that can be read: {error}.") from error
 
 
 def _from_json(text: str, path: Path) -> dict[str, str]:
@@ -241,16 +345,7 @@ def _from_json(text: str, path: Path) -> dict[str, str]:
             found[name.strip()] = value
         return found
 
-    try:
-        found = json.loads(text, object_pairs_hook=once)
-    except json.JSONDecodeError as error:
-        raise UsageError(
-            f"The labels file {path} is not JSON: {error.msg} in line {error.lineno}."
-        ) from error
-    except (RecursionError, ValueError) as error:  # nested without end, or a number without end
-        raise UsageError(
-            f"The labels file {path} is not JSON that can be read: {error}."
-        ) from error
+    found = json_of(text, f"labels file {path}", once)
     if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
         raise UsageError(
             f"The labels file {path} must hold one JSON object of label to description, "

@@ -102,7 +102,7 @@ def plan(**given: Any) -> None:
         )
         rows = islice(reader, given["limit"])
         windows = [
-            prepare(task, texts_of(taken, given["column"]), settings)
+            prepare(task.prompting, texts_of(taken, given["column"]))
             for taken in windows_of(rows, given["window"])
         ]
     memory = _Memory(model_shape(source.config), device, dtype, task.trie.needs_steps)
@@ -144,7 +144,8 @@ def _shown(
     windows: list[Window], settings: PlanSettings, times: LaunchTimes | None, memory: _Memory
 ) -> Shown:
     lengths = np.array([len(prompt) for window in windows for prompt in window.prompts], np.int64)
-    ours = _ours(windows)
+    plans = [settings.plan(window.lengths) for window in windows]
+    ours = _ours(windows, plans)
     seconds = None if times is None else times.estimate(ours.batches, ours.tokens_forwarded)
     return Shown(
         rows=sum(len(window.errors) for window in windows),
@@ -162,8 +163,8 @@ def _shown(
         ],
         buckets=[
             memory.cost(bucket, len(window.prefix))
-            for window in windows
-            for bucket in window.plan.buckets
+            for window, plan in zip(windows, plans, strict=True)
+            for bucket in plan.buckets
         ],
         estimated_seconds=seconds,
     )
@@ -173,13 +174,13 @@ def _cost(strategy: str, plan: Plan) -> StrategyCost:
     return StrategyCost(strategy, len(plan.buckets), plan.forwarded_tokens, plan.padding_share)
 
 
-def _ours(windows: list[Window]) -> StrategyCost:
+def _ours(windows: list[Window], plans: list[Plan]) -> StrategyCost:
     """What classify forwards: the buckets of every window, and each new shared prefix once."""
     prefixes = {window.prefix.tobytes(): len(window.prefix) for window in windows}
-    forwarded = sum(window.plan.forwarded_tokens for window in windows)
-    padding = forwarded - sum(window.plan.needed_tokens for window in windows)
+    forwarded = sum(plan.forwarded_tokens for plan in plans)
+    padding = forwarded - sum(plan.needed_tokens for plan in plans)
     tokens = forwarded + sum(prefixes.values())
-    batches = sum(len(window.plan.buckets) for window in windows)
+    batches = sum(len(plan.buckets) for plan in plans)
     return StrategyCost("planned", batches, tokens, padding / tokens if tokens else 0.0)
 
 

@@ -91,7 +91,8 @@ def read_subject(given: Mapping[str, Any]) -> Subject:
     if given["show_prompt"]:
         click.echo(task.template.whole_string("{text}"), err=True)
     started = perf_counter()
-    window = prepare(task, texts, PlanSettings(token_budget=4096, launch_cost=16))
+    window = prepare(task.prompting, texts)
+    PlanSettings(token_budget=4096, launch_cost=16).plan(window.lengths)  # host work, like the rest
     host_seconds = perf_counter() - started
     distinct = window.answerable[window.distinct.first]
     if not len(distinct):

@@ -6,37 +6,56 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from mlx_bucket.classify import Classifier
 from mlx_bucket.cli.text import megabytes, percent
-from mlx_bucket.device import peak_memory_bytes
+from mlx_bucket.device import current_device, peak_memory_bytes
 from mlx_bucket.jobs.run import Outcome
+from mlx_bucket.jobs.tasks import ClassifyTask, ExtractTask, GenerateTask
+from mlx_bucket.weights import LoadedModel
 
 
-def summary_of(classifier: Classifier, outcome: Outcome, load_seconds: float) -> dict[str, Any]:
-    """What was done, what it took and what was saved; tokens are counted in the engine."""
-    report, work = outcome.report, outcome.report.work
-    seconds = {
-        "read": outcome.read_seconds,
-        "tokenise": report.tokenise_seconds,
-        "plan": report.plan_seconds,
-        "forward": report.forward_seconds,
-        "certify": report.certification.seconds,
-        "write": outcome.write_seconds,
-    }
-    total = sum(seconds.values())
-    needed = work.tokens_forwarded - work.padding_tokens - work.step_tokens
+def summary_of(task: ClassifyTask, outcome: Outcome, load_seconds: float) -> dict[str, Any]:
+    """What classify did."""
+    classifier, certification = task.classifier, outcome.report.certification
     return {
-        "model": classifier.loaded.entry.recipe.name,
-        "dtype": classifier.loaded.entry.recipe.dtype,
-        "device": classifier.device.kind,
+        **_common(classifier.loaded, outcome, load_seconds),
         "decision": classifier.options.decision,
         "calibrate": classifier.options.calibrate,
+        "buckets": outcome.report.buckets,
+        "certification": asdict(certification) if classifier.options.certify else None,
+        "seconds": {**_seconds(outcome), "certify": certification.seconds},
+    }
+
+
+def writing_summary_of(
+    task: GenerateTask | ExtractTask, outcome: Outcome, load_seconds: float
+) -> dict[str, Any]:
+    """What generate or extract did."""
+    made, report = task.maker, outcome.report
+    return {
+        **_common(made.loaded, outcome, load_seconds),
+        "max_tokens": made.options.max_tokens,
+        "temperature": made.options.temperature,
+        "answer_tokens": report.answer_tokens,
+        "forced_tokens": report.work.forced_tokens,
+        "forced_share": report.work.forced_tokens / max(report.answer_tokens, 1),
+        "seconds": _seconds(outcome),
+    }
+
+
+def _common(loaded: LoadedModel, outcome: Outcome, load_seconds: float) -> dict[str, Any]:
+    """What was done, what it took and what was saved; tokens are counted where they are run."""
+    report, work = outcome.report, outcome.report.work
+    total = sum(_seconds(outcome).values()) + report.certification.seconds
+    needed = work.tokens_forwarded - work.padding_tokens - work.step_tokens
+    return {
+        "model": loaded.entry.recipe.name,
+        "dtype": loaded.entry.recipe.dtype,
+        "device": current_device().kind,
         "rows": report.rows,
         "answered": report.rows - report.errors - outcome.unfinished,
         "errors": report.errors,
         "unfinished": outcome.unfinished,
         "rows_per_second": (report.rows - outcome.unfinished) / total if total else 0.0,
-        "buckets": report.buckets,
         "forwards": work.forwards,
         "decode_steps": work.decode_steps,
         "head_rows": work.head_rows,
@@ -49,10 +68,19 @@ def summary_of(classifier: Classifier, outcome: Outcome, load_seconds: float) ->
         "prefix_tokens": work.prefix_tokens,
         "tokens_saved_by_prefix": report.saved_by_prefix,
         "tokens_saved_by_dedup": report.saved_by_dedup,
-        "certification": asdict(report.certification) if classifier.options.certify else None,
         "load_seconds": load_seconds,
-        "seconds": seconds,
         "peak_memory_bytes": peak_memory_bytes(),
+    }
+
+
+def _seconds(outcome: Outcome) -> dict[str, float]:
+    report = outcome.report
+    return {
+        "read": outcome.read_seconds,
+        "tokenise": report.tokenise_seconds,
+        "plan": report.plan_seconds,
+        "forward": report.forward_seconds,
+        "write": outcome.write_seconds,
     }
 
 
@@ -68,17 +96,28 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"Tokens forwarded {summary['tokens_forwarded']:,}, needed {summary['tokens_needed']:,}, "
         f"in all prompts {summary['prompt_tokens']:,}; padding {percent(summary['padding_share'])} "
-        f"in {summary['buckets']:,} buckets; {summary['decode_steps']:,} decode steps."
+        f"in {_passes(summary)}; {summary['decode_steps']:,} decode steps."
     )
+    if "answer_tokens" in summary:
+        yield (
+            f"Tokens written {summary['answer_tokens']:,}, {percent(summary['forced_share'])} of "
+            "them without a choice."
+        )
     yield (
         f"Saved: {summary['tokens_saved_by_prefix']:,} tokens by the shared prefix, "
         f"{summary['tokens_saved_by_dedup']:,} by running equal prompts once."
     )
-    if certification := summary["certification"]:
+    if certification := summary.get("certification"):
         yield _certified(certification)
     split = ", ".join(f"{name} {spent:.1f} s" for name, spent in seconds.items())
     yield f"Time: load {summary['load_seconds']:.1f} s; then {split}."
     yield f"Peak memory {megabytes(summary['peak_memory_bytes'])}."
+
+
+def _passes(summary: Mapping[str, Any]) -> str:
+    if "buckets" in summary:
+        return f"{summary['buckets']:,} buckets"
+    return f"{summary['forwards']:,} forward passes"
 
 
 def _certified(certification: Mapping[str, Any]) -> str:

@@ -1,24 +1,55 @@
-"""Runs a classifier over the rows of a file.
+"""Runs a task over the rows of a file.
 
-Rows are read in windows, scored and written in the file's order. A calibration looks at all rows
-before the first answer is written, so the windows are then held until the end. The invariant: each
-finished row is written once, also when the run is stopped.
+Rows are read in windows, answered and written in the file's order; what is done to a window is the
+task's (see ``tasks``). A task that has to see all rows before its first answer holds its windows
+until the end. The invariant: each finished row is written once, also when the run is stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
+from typing import Generic, Protocol, TypeVar
 
-from mlx_bucket.classify import Classifier, Options, Report
-from mlx_bucket.decisions import Answer, RowScores
+from mlx_bucket.classify import Report
 from mlx_bucket.errors import RowError
 from mlx_bucket.jobs.rows import Row, text_of
 from mlx_bucket.jobs.sinks import Cell, Sink
-from mlx_bucket.planning import Bucket
-from mlx_bucket.windows import Window
+
+Found = TypeVar("Found")  # what a task found out about a window
+Cells = Mapping[str, Cell]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who hears of a run, in distinct prompts.
+
+    ``expect`` hears of how many a window has, before it runs, and ``advance`` of how many more are
+    done; if that answers True, the run ends there.
+    """
+
+    expect: Callable[[int], None] = lambda _: None
+    advance: Callable[[int], bool | None] = lambda _: None
+
+
+class Task(Protocol[Found]):
+    """What is done to the texts of a file."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns that stand behind the input's own; the last one is ``error``."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether no row can be written before all of them have run."""
+
+    def run(self, texts: Sequence[str | RowError], watch: Watch) -> tuple[Found, Report]:
+        """Run a window."""
+
+    def cells(self, windows: Sequence[Found]) -> list[list[Cells | None]]:
+        """The columns of each row of some windows; None for rows that are not finished."""
 
 
 @dataclass(frozen=True)
@@ -32,45 +63,23 @@ class Outcome:
     stopped: bool
 
 
-@dataclass(frozen=True)
-class _Scored:
-    rows: Sequence[Row]
-    scores: RowScores
-
-
-def answer_columns(options: Options, labels: Sequence[str]) -> list[str]:
-    """The columns that stand behind the input's own."""
-    columns = ["label", "probability", "margin"]
-    if options.calibrate != "none":
-        columns += ["raw_label", "raw_probability"]
-    if options.probabilities:
-        columns += [f"probability of {label}" for label in labels]
-    if options.label_mass:
-        columns.append("label_mass")
-    if options.truncate:
-        columns.append("truncated")
-    return [*columns, "error"]
-
-
 def run_job(
-    classifier: Classifier,
+    task: Task[Found],
     rows: Iterable[Row],
     column: str,
     sink: Sink,
     *,
     window: int,
-    on_window: Callable[[Window], None] = lambda _: None,
-    on_bucket: Callable[[Bucket], bool | None] = lambda _: None,
+    watch: Watch | None = None,
 ) -> Outcome:
-    """Classify the text in ``column`` of each row and write the answers to ``sink``.
+    """Do a task to the text in ``column`` of each row, and write the answers to ``sink``.
 
-    ``on_window`` hears of each window before it runs, ``on_bucket`` of each bucket that is done;
-    if that answers True, the run ends there and the rows finished so far are written. ``sink`` is
-    finished only when every row is in it.
+    If ``watch`` stops the run, the rows finished so far are written. ``sink`` is finished only when
+    every row is in it.
     """
-    job = _Job(classifier, column, sink)
+    job = _Job(task, column, sink)
     for taken in job.timed(windows_of(rows, window)):
-        if job.run(taken, on_window, on_bucket):
+        if job.run(taken, watch or Watch()):
             break
     job.write_held()
     if not job.stopped:
@@ -78,16 +87,16 @@ def run_job(
     return Outcome(job.report, job.read_seconds, job.write_seconds, job.unfinished, job.stopped)
 
 
-class _Job:
-    """The running sums of a job, and the windows that wait for a calibration."""
+class _Job(Generic[Found]):
+    """The running sums of a job, and the windows that are not written yet."""
 
-    def __init__(self, classifier: Classifier, column: str, sink: Sink) -> None:
-        self.classifier, self.column, self.sink = classifier, column, sink
+    def __init__(self, task: Task[Found], column: str, sink: Sink) -> None:
+        self.task, self.column, self.sink = task, column, sink
         self.report = Report()
         self.read_seconds = self.write_seconds = 0.0
         self.unfinished = 0
         self.stopped = False
-        self._held: list[_Scored] = []
+        self._held: list[tuple[Sequence[Row], Found]] = []
 
     def timed(self, windows: Iterator[list[Row]]) -> Iterator[list[Row]]:
         """The same windows, with the time that reading took added up."""
@@ -99,53 +108,34 @@ class _Job:
                 return
             yield rows
 
-    def run(
-        self,
-        rows: list[Row],
-        on_window: Callable[[Window], None],
-        on_bucket: Callable[[Bucket], bool | None],
-    ) -> bool:
-        """Score one window and write it, or hold it; True if the run was stopped in it."""
-        window = self.classifier.prepare(texts_of(rows, self.column))
-        on_window(window)
+    def run(self, rows: list[Row], watch: Watch) -> bool:
+        """Run one window and write it, or hold it; True if the run was stopped in it."""
 
-        def told(bucket: Bucket) -> bool:
-            self.stopped = bool(on_bucket(bucket))
+        def told(done: int) -> bool:
+            self.stopped = bool(watch.advance(done))
             return self.stopped
 
-        scores, report = self.classifier.score(window, told)
+        found, report = self.task.run(texts_of(rows, self.column), Watch(watch.expect, told))
         self.report += report
-        self._held.append(_Scored(rows, scores))
-        if self.classifier.options.calibrate == "none":
+        self._held.append((rows, found))
+        if not self.task.holds:
             self.write_held()
-        self.unfinished += int((~scores.finished).sum())
         return self.stopped
 
     def write_held(self) -> None:
         started = perf_counter()
         held, self._held = self._held, []
-        decided = self.classifier.decide([scored.scores for scored in held]) if held else []
-        for scored, answers in zip(held, decided, strict=True):
-            for row, answer, done in zip(scored.rows, answers, scored.scores.finished, strict=True):
-                if done:
-                    self.sink.write(row, self._cells(row, answer))
+        written = self.task.cells([found for _, found in held]) if held else []
+        for (rows, _), cells in zip(held, written, strict=True):
+            for row, own in zip(rows, cells, strict=True):
+                if own is None:
+                    self.unfinished += 1
+                else:
+                    self.sink.write(row, {**own, "error": self._placed(row, own["error"])})
         self.write_seconds += perf_counter() - started
 
-    def _cells(self, row: Row, answer: Answer) -> dict[str, Cell]:
-        labels = self.classifier.task.trie.names
-        every = answer.probabilities or dict.fromkeys(labels)
-        cells: dict[str, Cell] = {
-            "label": answer.label,
-            "probability": answer.probability,
-            "margin": answer.margin,
-            "raw_label": answer.raw_label,
-            "raw_probability": answer.raw_probability,
-            **{f"probability of {label}": every[label] for label in labels},
-            "label_mass": answer.label_mass,
-            "truncated": answer.truncated,
-            "error": answer.error and f"{row.where(self.column)}: {answer.error}",
-        }
-        return {name: cells[name] for name in answer_columns(self.classifier.options, labels)}
+    def _placed(self, row: Row, error: Cell) -> Cell:
+        return error and f"{row.where(self.column)}: {error}"
 
 
 def windows_of(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:

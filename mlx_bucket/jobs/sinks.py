@@ -20,8 +20,8 @@ from mlx_bucket.jobs.outputs import OnKept, Output, open_output
 from mlx_bucket.jobs.readers import Reader
 from mlx_bucket.jobs.rows import Literal, Row, Value
 
-Cell = str | float | bool | None
-DECIMALS = 6  # of probabilities and margins; float32 has no more to say
+Cell = str | float | bool | Literal | None
+DECIMALS = 6  # of probabilities and margins; float32 has no more to say. A Literal keeps its own
 
 
 class Sink:
@@ -74,13 +74,13 @@ class Sink:
 
     def _json(self, row: Row, cells: Mapping[str, Cell]) -> str:
         """The row's own JSON text with the answers before its closing brace."""
-        answers = json.dumps(cells, ensure_ascii=False)
+        answers = ", ".join(f"{_json(name)}: {_json(cell)}" for name, cell in cells.items())
         own = row.raw
         if own is None:
             names = self._keys if row.names == self._own else row.names
             own = json.dumps(dict(zip(names, row.values, strict=True)), ensure_ascii=False)
         inside = own[:-1].rstrip()
-        return (inside + answers[1:] if inside == "{" else f"{inside}, {answers[1:]}") + "\n"
+        return (inside + answers if inside == "{" else f"{inside}, {answers}") + "}\n"
 
 
 @contextmanager
@@ -160,4 +160,8 @@ def _field(value: Value) -> str:
 def _cell(cell: Cell) -> str:
     if cell is None:
         return ""
-    return cell if isinstance(cell, str) else json.dumps(cell)
+    return cell if isinstance(cell, str) else _json(cell)
+
+
+def _json(cell: Cell) -> str:
+    return cell.text if isinstance(cell, Literal) else json.dumps(cell, ensure_ascii=False)

@@ -1,0 +1,117 @@
+"""What ``classify``, ``generate`` and ``extract`` share: a task over the rows of FILE.
+
+In go the options and the task; out go the rows with their answers, and the summary. The invariant:
+whatever can be wrong of the input and the output is said before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Generic, TypeVar
+
+import click
+
+from mlx_bucket.cli import INTERRUPTED
+from mlx_bucket.cli.interrupts import interruptible, stop_asked
+from mlx_bucket.cli.options import open_input
+from mlx_bucket.cli.summary import summary_lines
+from mlx_bucket.errors import RowError, UsageError
+from mlx_bucket.jobs.outputs import check_standard_output
+from mlx_bucket.jobs.rows import Row
+from mlx_bucket.jobs.run import Outcome, Task, Watch, run_job
+from mlx_bucket.jobs.sinks import Sink, open_sink
+from mlx_bucket.progress import Progress
+
+Chosen = TypeVar("Chosen", bound=Task[Any])
+
+
+@dataclass(frozen=True)
+class RowCommand(Generic[Chosen]):
+    """One of these commands: ``title`` is what it is doing, ``inputs`` are its other files.
+
+    ``summary`` takes the task, what came of it, and the seconds that loading took.
+    """
+
+    title: str
+    columns: Sequence[str]
+    inputs: Sequence[Path | None]
+    load: Callable[[], Chosen]
+    summary: Callable[[Chosen, Outcome, float], Mapping[str, Any]]
+
+
+def check_summary_place(given: Mapping[str, Any]) -> None:
+    """See that a summary as JSON has standard output for itself.
+
+    Raises:
+        UsageError, OutputError: it has not.
+    """
+    if given["as_json"] and given["output"] == "-":
+        raise UsageError("--json prints the summary on stdout, so give the answers -o FILE.")
+    if given["as_json"]:
+        check_standard_output()
+
+
+def run_rows(ctx: click.Context, given: Mapping[str, Any], command: RowCommand[Chosen]) -> None:
+    """Run the command over FILE, and exit as the rows deserve."""
+    with (
+        interruptible(),
+        closing(open_input(given)) as reader,
+        open_sink(
+            given["output"],
+            reader=reader,
+            answer_columns=command.columns,
+            overwrite=given["overwrite"],
+            other_inputs=command.inputs,
+            on_kept=_say_kept,
+        ) as sink,
+    ):
+        started = perf_counter()
+        task = command.load()
+        load_seconds = perf_counter() - started
+        _say_renamed(sink)
+        outcome = _run(command.title, task, islice(reader, given["limit"]), given, sink)
+    summary = command.summary(task, outcome, load_seconds)
+    if given["as_json"]:
+        click.echo(json.dumps(summary, indent=2))
+    click.echo("\n".join(summary_lines(summary)), err=True)
+    if outcome.stopped:
+        click.echo("Interrupted." if sink.rows else "Interrupted; no row was finished.", err=True)
+        ctx.exit(INTERRUPTED)
+    if outcome.report.errors:
+        ctx.exit(RowError.exit_code)
+
+
+def _say_renamed(sink: Sink) -> None:
+    for wanted, column in sink.renamed.items():
+        click.echo(
+            f"The input has a column {wanted!r} already, so ours is called {column!r}.", err=True
+        )
+
+
+def _say_kept(rows: int, place: str) -> None:
+    with suppress(OSError):  # the terminal may be gone
+        click.echo(
+            f"{rows:,} finished {'row is' if rows == 1 else 'rows are'} in {place}.", err=True
+        )
+
+
+def _run(
+    title: str, task: Task[Any], rows: Iterable[Row], given: Mapping[str, Any], sink: Sink
+) -> Outcome:
+    """Run the job under a progress display, until its end or the first Ctrl-C."""
+    progress = Progress(title, unit="distinct texts")
+    with progress, stop_asked() as asked:
+
+        def advance(done: int) -> bool:
+            if not asked:  # the terminal may be gone
+                progress.advance(done)
+            return bool(asked)
+
+        watch = Watch(progress.expect, advance)
+        return run_job(task, rows, given["column"], sink, window=given["window"], watch=watch)

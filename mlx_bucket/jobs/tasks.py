@@ -1,0 +1,189 @@
+"""The public tasks as jobs: their columns, and one row's cells.
+
+In go the texts of a window; out come cells by column. The invariant: the cells of a task are those
+that ``columns`` names, whatever became of the row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_bucket.classify import Classifier, Options, Report
+from mlx_bucket.decisions import Answer, RowScores
+from mlx_bucket.errors import RowError, UsageError
+from mlx_bucket.extract import Extraction, Extractor
+from mlx_bucket.generate import Generator, TextAnswer
+from mlx_bucket.jobs.rows import Literal
+from mlx_bucket.jobs.run import Cells, Watch
+from mlx_bucket.jobs.sinks import Cell
+from mlx_bucket.schema import Column, flattened
+
+
+def classify_columns(options: Options, labels: Sequence[str]) -> list[str]:
+    """The columns of labels."""
+    columns = ["label", "probability", "margin"]
+    if options.calibrate != "none":
+        columns += ["raw_label", "raw_probability"]
+    if options.probabilities:
+        columns += [f"probability of {label}" for label in labels]
+    if options.label_mass:
+        columns.append("label_mass")
+    return _ended(columns, options.truncate)
+
+
+def generate_columns(truncate: bool) -> list[str]:
+    """The columns of generated text."""
+    return _ended(["generated", "finish_reason", "tokens"], truncate)
+
+
+def extract_columns(truncate: bool, flat: Sequence[Column] | None = None) -> list[str]:
+    """The columns of extracted values: one for the whole, or the ``flat`` ones.
+
+    Raises:
+        UsageError: a flat one has the name of another column.
+    """
+    own = _ended(["tokens"], truncate)
+    names = ["extracted"] if flat is None else [column.name for column in flat]
+    if taken := next((name for name in names if name in own), None):
+        raise UsageError(
+            f"The schema has a property {taken!r}, which is the name of a column beside it; leave "
+            "--flatten out, or rename the property."
+        )
+    return [*names, *own]
+
+
+@dataclass(frozen=True)
+class ClassifyTask:
+    """A label for each row."""
+
+    classifier: Classifier
+
+    @property
+    def columns(self) -> list[str]:
+        return classify_columns(self.classifier.options, self.classifier.task.trie.names)
+
+    @property
+    def holds(self) -> bool:
+        """A calibration is over all rows."""
+        return self.classifier.options.calibrate != "none"
+
+    def run(self, texts: Sequence[str | RowError], watch: Watch) -> tuple[RowScores, Report]:
+        window = self.classifier.prepare(texts)
+        watch.expect(len(window.distinct.first))
+        return self.classifier.score(window, lambda bucket: watch.advance(len(bucket.rows)))
+
+    def cells(self, windows: Sequence[RowScores]) -> list[list[Cells | None]]:
+        return [
+            [
+                self._cells(answer) if done else None
+                for answer, done in zip(answers, scores.finished, strict=True)
+            ]
+            for answers, scores in zip(self.classifier.decide(windows), windows, strict=True)
+        ]
+
+    def _cells(self, answer: Answer) -> Cells:
+        labels = self.classifier.task.trie.names
+        every = answer.probabilities or dict.fromkeys(labels)
+        cells: dict[str, Cell] = {
+            "label": answer.label,
+            "probability": answer.probability,
+            "margin": answer.margin,
+            "raw_label": answer.raw_label,
+            "raw_probability": answer.raw_probability,
+            **{f"probability of {label}": every[label] for label in labels},
+            "label_mass": answer.label_mass,
+            "truncated": answer.truncated,
+            "error": answer.error,
+        }
+        return {name: cells[name] for name in self.columns}
+
+
+@dataclass(frozen=True)
+class GenerateTask:
+    """A text for each row."""
+
+    maker: Generator
+    holds = False
+
+    @property
+    def columns(self) -> list[str]:
+        return generate_columns(self.maker.options.truncate)
+
+    def run(
+        self, texts: Sequence[str | RowError], watch: Watch
+    ) -> tuple[list[TextAnswer | None], Report]:
+        window = self.maker.prepare(texts)
+        watch.expect(len(window.distinct.first))
+        return self.maker.run(window, lambda *_: watch.advance(1))
+
+    def cells(self, windows: Sequence[list[TextAnswer | None]]) -> list[list[Cells | None]]:
+        return [[self._cells(answer) for answer in window] for window in windows]
+
+    def _cells(self, answer: TextAnswer | None) -> Cells | None:
+        if answer is None:
+            return None
+        cells: dict[str, Cell] = {
+            "generated": answer.text,
+            "finish_reason": answer.finish,
+            "tokens": answer.tokens,
+            "truncated": answer.truncated,
+            "error": answer.error,
+        }
+        return {name: cells[name] for name in self.columns}
+
+
+@dataclass(frozen=True)
+class ExtractTask:
+    """A value for each row, whole or in the ``flat`` columns."""
+
+    maker: Extractor
+    flat: Sequence[Column] | None = None
+    holds = False
+
+    @property
+    def columns(self) -> list[str]:
+        return extract_columns(self.maker.options.truncate, self.flat)
+
+    def run(
+        self, texts: Sequence[str | RowError], watch: Watch
+    ) -> tuple[list[Extraction | None], Report]:
+        asked = self.maker.prepare(texts)
+        watch.expect(len(asked.window.distinct.first))
+        return self.maker.run(asked, lambda *_: watch.advance(1))
+
+    def cells(self, windows: Sequence[list[Extraction | None]]) -> list[list[Cells | None]]:
+        return [
+            [None if found is None else self._cells(found) for found in every] for every in windows
+        ]
+
+    def _cells(self, found: Extraction) -> Cells:
+        cells: dict[str, Cell] = {
+            **self._value(found),
+            "tokens": found.tokens,
+            "truncated": found.truncated,
+            "error": found.error,
+        }
+        return {name: cells[name] for name in self.columns}
+
+    def _value(self, found: Extraction) -> dict[str, Cell]:
+        if self.flat is not None:
+            return {name: _exact(cell) for name, cell in flattened(found.value, self.flat).items()}
+        if found.error is not None:
+            return {"extracted": None}
+        return {"extracted": found.value if self.maker.is_text else _as_json(found.value)}
+
+
+def _ended(columns: list[str], truncate: bool) -> list[str]:
+    return [*columns, *(["truncated"] if truncate else []), "error"]
+
+
+def _exact(cell: Cell) -> Cell:
+    """A number as it is; the sink rounds those that are not literal."""
+    return _as_json(cell) if isinstance(cell, float) else cell
+
+
+def _as_json(value: Any) -> Literal:
+    return Literal(json.dumps(value, ensure_ascii=False))
