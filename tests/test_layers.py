@@ -40,6 +40,7 @@ ORDER = [
     "attention",
     "labels",
     "backend",
+    "writing",
     "windows",
     "forward",
     "slots",
@@ -50,6 +51,8 @@ ORDER = [
     "rates",
     "mlx_lm_loop",
     "mlx_backend",
+    "mlx_lm_writing",
+    "mlx_writing",
     "loading",
     "decisions",
     "certify",
@@ -60,22 +63,14 @@ ORDER = [
     "workload",
     "reference",
     "parity",
+    "writing_parity",
     "bench",
     "cli",
 ]
 MLX_MODULES = {
     *("device", "gguf", "checkpoint", "weights", "prefix", "activations", "attention"),
-    *(
-        "forward",
-        "slots",
-        "decoding",
-        "engine",
-        "launch",
-        "crossover",
-        "rates",
-        "mlx_lm_loop",
-        "mlx_backend",
-    ),
+    *("forward", "slots", "decoding", "engine", "launch", "crossover", "rates"),
+    *("mlx_lm_loop", "mlx_backend", "mlx_lm_writing", "mlx_writing"),
 }
 
 

@@ -14,12 +14,16 @@ from mlx_bucket.backend import Strategy, Truth
 from mlx_bucket.cli.options import input_options, strategy_option, task_options
 from mlx_bucket.cli.subject import Subject, ask_reference, chosen_by_title, read_subject
 from mlx_bucket.cli.text import percent, table
+from mlx_bucket.cli.writing_parity import prove_writing
+from mlx_bucket.cli.writing_subject import writing_options
 from mlx_bucket.device import environment
-from mlx_bucket.errors import MlxBucketError
+from mlx_bucket.errors import MlxBucketError, UsageError
 from mlx_bucket.labels import Decision
 from mlx_bucket.mlx_backend import MlxBackend
 from mlx_bucket.parity import Cell, Verdict, choose_probes, matrix, run_matrix, spread, verdict
 from mlx_bucket.progress import Progress
+
+BATCH_SIZES = (8, 32)
 
 
 class Probes(click.ParamType):  # type: ignore[type-arg]
@@ -36,6 +40,7 @@ class Probes(click.ParamType):  # type: ignore[type-arg]
 @click.command()
 @input_options
 @task_options
+@writing_options
 @click.option(
     "--probes",
     type=Probes(),
@@ -48,9 +53,8 @@ class Probes(click.ParamType):  # type: ignore[type-arg]
     "batch_sizes",
     type=click.IntRange(min=1),
     multiple=True,
-    default=(8, 32),
-    show_default=True,
-    help="Batch sizes of the strategies that have one; may be given several times.",
+    help="Batch sizes of the strategies that have one; may be given several times. If absent, 8 "
+    "and 32, and for answers that are written 1, 8 and 32.",
 )
 @strategy_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -59,18 +63,25 @@ def parity(ctx: click.Context, /, **given: Any) -> None:
     """Prove on FILE that batching changes no answer of the Transformers reference.
 
     Every strategy, with and without shared prefix, exact and greedy, is compared with
-    Transformers on the original weights, in float32 on the CPU, one prompt at a time.
+    Transformers on the original weights, in float32 on the CPU, one prompt at a time. For free text
+    and for JSON (--task), it is Transformers' own generate, compared token for token.
 
     \b
     Example: mlx-bucket parity tickets.csv --text body --labels billing,technical,account
     """
+    if given["task"] != "classify":
+        if not prove_writing(given):
+            ctx.exit(MlxBucketError.exit_code)
+        return
+    if given["schema"] is not None:
+        raise UsageError("Give --schema with --task extract, and with no other task.")
     everything = read_subject(given)
     lengths = [len(prompt) for prompt in everything.prompts]
     subject = everything.at(choose_probes(lengths, given["probes"] or len(lengths)))
     truth = ask_reference(subject)
     backend = subject.backend
     strategies = chosen_by_title(
-        matrix(backend.strategies, sorted(given["batch_sizes"])), given["strategies"]
+        matrix(backend.strategies, sorted(given["batch_sizes"] or BATCH_SIZES)), given["strategies"]
     )
     cells = _cells(backend, subject, truth, strategies)
     judged = verdict(cells, truth, subject.task.trie.names, backend.dtype)

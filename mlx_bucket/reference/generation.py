@@ -52,7 +52,7 @@ def generate(
     winners = np.full(len(job.prompts), -1, np.int64)
     work = Work()
     for bucket in strategy.plan([len(ids) for ids in job.prompts]).buckets:
-        with _watched(model) as seen:
+        with watched(model) as seen:
             generated = _generated(
                 model, job.trie, [job.prompts[row] for row in bucket.rows], bucket
             )
@@ -76,7 +76,7 @@ def _generated(
         done = [not trie.allowed_after(tokens) for tokens in ids[:, start:].tolist()]
         return torch.tensor(done, device=ids.device)
 
-    ids, mask = _left_padded(prompts, start)
+    ids, mask = left_padded(prompts, start)
     output = model.generate(
         ids.to(model.device),
         attention_mask=mask.to(model.device),
@@ -104,7 +104,7 @@ def _label(trie: LabelTrie, tokens: Sequence[int]) -> int:
         ) from error
 
 
-def _left_padded(prompts: Sequence[Ids], length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def left_padded(prompts: Sequence[Ids], length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids ``(rows, length)``, and 1 where they are real."""
     ids = np.full((len(prompts), length), PADDING_ID, np.int64)
     mask = np.zeros_like(ids)
@@ -115,7 +115,7 @@ def _left_padded(prompts: Sequence[Ids], length: int) -> tuple[torch.Tensor, tor
 
 
 @contextlib.contextmanager
-def _watched(model: Any) -> Iterator[Seen]:
+def watched(model: Any) -> Iterator[Seen]:
     """Count what passes through the model's backbone and head meanwhile."""
     seen = Seen()
 

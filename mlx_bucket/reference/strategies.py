@@ -1,14 +1,15 @@
 """PyTorch as a backend: the article's way, and the best by our own ideas.
 
-In go a job and a strategy; out comes a run with its work, time and memory. The invariant: the clock
-stops only when the device has finished and the scores are in host memory.
+In go a job and a strategy, or a way to write; out comes a run with its work, time and memory. The
+invariant: the clock stops only when the device has finished and its answers are in host memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,7 +18,10 @@ from mlx_bucket.errors import UsageError
 from mlx_bucket.peak import held_bytes, peak_bytes, reset_peak
 from mlx_bucket.reference.generation import generate
 from mlx_bucket.reference.scoring import score
+from mlx_bucket.reference.writing import write
+from mlx_bucket.writing import Way, WritingJob, WritingRun
 
+Result = TypeVar("Result")
 STRATEGIES = (
     Strategy("generate", batch_size=1),
     Strategy("generate", batch_size=32),
@@ -53,18 +57,46 @@ class TorchBackend:
         """
         if strategy.name == "batch_generate":
             raise UsageError("The strategy batch_generate is mlx-lm's; PyTorch's is generate.")
-        kind = self.model.device.type
-        _wait(kind)
-        held = _held(kind)
-        started = perf_counter()
-        with torch.inference_mode():
-            if strategy.name == "generate":
-                scores, work = generate(self.model, job, strategy, on_bucket)
-            else:
-                scores, work = score(self.model, job, strategy, on_bucket)
-        _wait(kind)
-        seconds = perf_counter() - started
-        return Run(scores, work, seconds, max(_peak(kind) - held, 0))
+        way = generate if strategy.name == "generate" else score
+        (scores, work), seconds, peak = _measured(
+            self.model, lambda: way(self.model, job, strategy, on_bucket)
+        )
+        return Run(scores, work, seconds, peak)
+
+
+@dataclass(frozen=True)
+class TorchWriter:
+    """The same model as a writer of answers."""
+
+    model: Any
+
+    @property
+    def name(self) -> str:
+        return TorchBackend(self.model).name
+
+    def run(self, job: WritingJob, way: Way) -> WritingRun:
+        """Write an answer to every row of the job.
+
+        Raises:
+            UsageError: the way is of another library.
+        """
+        if way.name != "generate":
+            raise UsageError(f"The way {way.name} is not PyTorch's, which has generate alone.")
+        (answers, work), seconds, peak = _measured(self.model, lambda: write(self.model, job, way))
+        return WritingRun(answers, work, seconds, peak)
+
+
+def _measured(model: Any, compute: Callable[[], Result]) -> tuple[Result, float, int]:
+    """What was computed, its seconds, and the bytes that came to be held meanwhile."""
+    kind = model.device.type
+    _wait(kind)
+    held = _held(kind)
+    started = perf_counter()
+    with torch.inference_mode():
+        result = compute()
+    _wait(kind)
+    seconds = perf_counter() - started
+    return result, seconds, max(_peak(kind) - held, 0)
 
 
 def _wait(kind: str) -> None:
