@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -28,8 +28,8 @@ from mlx_bucket.planning import Ints, Plan, planned
 from mlx_bucket.prefix import PrefixCache, bucket_caches
 from mlx_bucket.prompts import Ids
 from mlx_bucket.slots import Slots
+from mlx_bucket.writing import Finish, Generated
 
-Finish = Literal["stop", "length", "broken"]
 BROKEN = -1  # stands for a token where the model gave a number that is not finite
 KEPT_SLOTS = 0.75  # with fewer of them taken and no row waiting, the others are given up
 
@@ -51,18 +51,6 @@ class Sampling:
                 f"A temperature of {self.temperature} with a top-p of {self.top_p} chooses no "
                 "token; give a temperature of 0 or more, and a top-p above 0 and at most 1."
             )
-
-
-@dataclass(frozen=True)
-class Generated:
-    """The tokens of an answer, without the one that ended it, and why it ended.
-
-    ``stop``: by an end token, or since the constraint is complete. ``length``: no more tokens were
-    allowed. ``broken``: the model gave a number that is not finite, or the constraint gave up.
-    """
-
-    ids: tuple[int, ...]
-    finish: Finish
 
 
 OnRow = Callable[[int, Generated], bool | None]

@@ -22,7 +22,7 @@ from mlx_bucket.constraints import (
     json_grammar,
     regex_grammar,
 )
-from mlx_bucket.decoding import Generated, OnRow
+from mlx_bucket.decoding import OnRow
 from mlx_bucket.errors import RowError, UsageError
 from mlx_bucket.forward import vocabulary
 from mlx_bucket.generate import (
@@ -39,6 +39,7 @@ from mlx_bucket.schema import check, closed, parse_json, read_schema
 from mlx_bucket.sources import DEFAULT_PRESET
 from mlx_bucket.weights import LoadedModel
 from mlx_bucket.windows import Prompting, Window, window_of
+from mlx_bucket.writing import Generated
 
 Schema = Mapping[str, Any] | type | bool
 PLACE = "{schema}"

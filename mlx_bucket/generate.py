@@ -19,7 +19,7 @@ import numpy as np
 from mlx_bucket.backend import Work
 from mlx_bucket.classify import Report
 from mlx_bucket.constraints import Constraint
-from mlx_bucket.decoding import Decoder, Generated, OnRow, Sampling, decode, make_decoder
+from mlx_bucket.decoding import Decoder, OnRow, Sampling, decode, make_decoder
 from mlx_bucket.device import current_device, wire_memory
 from mlx_bucket.errors import RowError, SourceError, UsageError
 from mlx_bucket.forward import vocabulary
@@ -31,6 +31,7 @@ from mlx_bucket.prompts import Ids, PromptTemplate, chat_template
 from mlx_bucket.sources import DEFAULT_PRESET
 from mlx_bucket.weights import GENERATION, LoadedModel
 from mlx_bucket.windows import Prompting, Window, check_room, prepare, refuse_surrogates
+from mlx_bucket.writing import Generated
 
 INSTRUCTION = "You are a helpful assistant."
 SHOWN = 200  # characters of an answer that a message shows

@@ -25,6 +25,7 @@ from mlx_bucket.prompts import Ids
 
 UNCUT = 1 << 20  # tokens of a prefill step: no batch is cut along its length
 AFTER_THE_LABEL = 0  # any token does: the label is told already
+Processor = Callable[[mx.array, mx.array], mx.array]  # of a row's tokens and logits
 
 
 class CountingModel:
@@ -49,32 +50,54 @@ def batch_generate(
     model: Any, trie: LabelTrie, prefix: Ids, suffixes: Sequence[Ids], plan: Plan
 ) -> tuple[LabelScores, Work]:
     """The label of each row by constrained greedy generation, and what the model computed."""
+    generated, work = run_loop(
+        model,
+        prefix,
+        suffixes,
+        plan,
+        [_walks(trie, len(suffix)) for suffix in suffixes],
+        max_tokens=trie.decisive_tokens,
+        sampler=_among(trie.tokens) if not trie.needs_steps else None,
+    )
+    winners = np.array([trie.label_after(tokens) for tokens in generated], np.int64)
+    return winners_only(winners, len(trie.names)), work
+
+
+def run_loop(
+    model: Any,
+    prefix: Ids,
+    suffixes: Sequence[Ids],
+    plan: Plan,
+    processors: Sequence[list[Processor]],
+    **given: Any,
+) -> tuple[list[list[int]], Work]:
+    """The tokens that mlx-lm puts behind each suffix, and what the model computed.
+
+    Each row has its logits processors; what else is given goes to mlx-lm's ``BatchGenerator``.
+    """
     counting = CountingModel(model)
     shared = _prefix_caches(counting, prefix)
     rows = [int(row) for bucket in plan.buckets for row in bucket.rows]
     batch = max((len(bucket.rows) for bucket in plan.buckets), default=1)
     generator = BatchGenerator(
         counting,
-        max_tokens=trie.decisive_tokens,
-        sampler=_among(trie.tokens) if not trie.needs_steps else None,
         completion_batch_size=batch,
         prefill_batch_size=batch,
         prefill_step_size=UNCUT,
+        **given,
     )
     numbers = generator.insert(
         [suffixes[row].tolist() for row in rows],
         caches=[[copy.copy(layer) for layer in shared] for _ in rows],
-        logits_processors=[_walks(trie, len(suffixes[row])) for row in rows],
+        logits_processors=[processors[row] for row in rows],
     )
-    generated: dict[int, list[int]] = {number: [] for number in numbers}
+    generated: list[list[int]] = [[] for _ in suffixes]
+    row_of = dict(zip(numbers, rows, strict=True))
     while responses := generator.next_generated():
         for response in responses:
-            generated[response.uid].append(response.token)
+            generated[row_of[response.uid]].append(response.token)
     generator.close()
-    winners = np.zeros(len(rows), np.int64)
-    for row, number in zip(rows, numbers, strict=True):
-        winners[row] = trie.label_after(generated[number])
-    return winners_only(winners, len(trie.names)), _counted(counting.work, prefix, suffixes)
+    return generated, _counted(counting.work, prefix, suffixes)
 
 
 def _prefix_caches(model: CountingModel, prefix: Ids) -> list[Any]:
@@ -92,7 +115,7 @@ def _among(tokens: Sequence[int]) -> Callable[[mx.array], mx.array]:
     return lambda logits: index[mx.argmax(logits[:, index], axis=-1)]
 
 
-def _walks(trie: LabelTrie, prompt_length: int) -> list[Callable[[mx.array, mx.array], mx.array]]:
+def _walks(trie: LabelTrie, prompt_length: int) -> list[Processor]:
     """A processor that leaves only what the trie allows; none where the first token decides."""
     if not trie.needs_steps:
         return []

@@ -22,7 +22,7 @@ from mlx_bucket.errors import UsageError
 from mlx_bucket.mlx_lm_writing import batch_write
 from mlx_bucket.prefix import compute_prefix
 from mlx_bucket.prompts import Ids
-from mlx_bucket.writing import Way, WritingJob, WritingRun, Written
+from mlx_bucket.writing import Generated, Way, WritingJob, WritingRun
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class MlxWriter:
 
     def _write(
         self, job: WritingJob, prefix_ids: Ids, suffixes: Sequence[Ids], way: Way
-    ) -> tuple[tuple[Written, ...], Work]:
+    ) -> tuple[tuple[Generated, ...], Work]:
         """Our own loop, with as many slots as the way has rows at a time."""
         decoder = make_decoder(
             self.model,
@@ -88,4 +88,4 @@ class MlxWriter:
         answers, work = decode(decoder, prefix, suffixes, constraints)
         if prefix.length:
             work += Work(1, prefix.length, prefix_tokens=prefix.length)
-        return tuple(Written(each.ids, each.finish) for each in answers if each), work
+        return tuple(answer for answer in answers if answer), work

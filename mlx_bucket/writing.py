@@ -22,15 +22,21 @@ from mlx_bucket.planning import Plan, fixed_plan, sequential_plan, shared_prefix
 from mlx_bucket.prompts import Ids
 
 WayName = Literal["slots", "batch_generate", "generate"]
-Ending = Literal["stop", "length", "broken"]
+Finish = Literal["stop", "length", "broken"]
 
 
 @dataclass(frozen=True)
-class Written:
-    """An answer without the token that ended it, and how it ended; see ``decoding.Generated``."""
+class Generated:
+    """The tokens of an answer, without the one that ended it, and why it ended.
+
+    ``stop``: by an end token, or since the constraint is complete. ``length``: no more tokens were
+    allowed. ``broken``: the constraint gave up, and ``fault`` is what it said; or, without a fault,
+    the model gave a number that is not finite.
+    """
 
     ids: tuple[int, ...]
-    finish: Ending
+    finish: Finish
+    fault: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class Way:
 class WritingRun:
     """The answers of a job's rows, with what they took; seconds and bytes as in ``backend.Run``."""
 
-    answers: tuple[Written, ...]
+    answers: tuple[Generated, ...]
     work: Work
     seconds: float
     peak_bytes: int
@@ -92,7 +98,7 @@ class WritingTruth:
     ``from_our_ids`` are the texts whose prompts are our token ids, as in ``backend.Truth``.
     """
 
-    answers: tuple[Written, ...]
+    answers: tuple[Generated, ...]
     margins: tuple[tuple[float, ...], ...]
     from_our_ids: tuple[int, ...]
 
@@ -126,13 +132,14 @@ class Follower:
         self._seen = 0
 
     @property
-    def broken(self) -> bool:
-        return self.constraint.error is not None
+    def fault(self) -> str | None:
+        """Why the constraint gave up, if it did."""
+        return self.constraint.error
 
     def catch_up(self, answer: Sequence[int]) -> None:
         """Take in the tokens of the answer that are new."""
         for token in answer[self._seen :]:
-            if not self.ended and not self.broken:
+            if not self.ended and self.fault is None:
                 self._take(token)
         self._seen = len(answer)
 
@@ -158,13 +165,13 @@ def followers(job: WritingJob, rows: int) -> list[Follower | None]:
     return [Follower(job.grammar.start()) if job.grammar else None for _ in range(rows)]
 
 
-def written(job: WritingJob, tokens: Sequence[int], follower: Follower | None) -> Written:
+def written(job: WritingJob, tokens: Sequence[int], follower: Follower | None) -> Generated:
     """The answer at the start of what a generation loop gave, of which the rest is padding."""
     if follower is None:
         answer = tuple(takewhile(lambda token: token not in job.end_ids, tokens))
-        return Written(answer, "stop" if len(answer) < len(tokens) else "length")
+        return Generated(answer, "stop" if len(answer) < len(tokens) else "length")
     follower.catch_up(tokens)
     answer = tuple(tokens[: follower.length])
-    if follower.broken:
-        return Written(answer, "broken")
-    return Written(answer, "stop" if follower.ended else "length")
+    if follower.fault is not None:
+        return Generated(answer, "broken", follower.fault)
+    return Generated(answer, "stop" if follower.ended else "length")

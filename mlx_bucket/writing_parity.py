@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mlx_bucket.parity import LEANING, LIMITS
-from mlx_bucket.writing import Way, Writer, WritingJob, WritingRun, WritingTruth, Written
+from mlx_bucket.writing import Generated, Way, Writer, WritingJob, WritingRun, WritingTruth
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -118,7 +118,7 @@ def writing_verdict(
     return WritingVerdict(bound, tuple(faults), tuple(_warnings(truth)))
 
 
-def _difference(truth: WritingTruth, row: int, ours: Written, decode: Decode) -> Difference:
+def _difference(truth: WritingTruth, row: int, ours: Generated, decode: Decode) -> Difference:
     theirs, margins = truth.answers[row], truth.margins[row]
     place = _parting(theirs.ids, ours.ids)
     return Difference(

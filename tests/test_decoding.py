@@ -11,9 +11,10 @@ import pytest
 from mlx_bucket import constraints, decoding
 from mlx_bucket.backend import Work
 from mlx_bucket.constraints import Vocabulary, constraint_vocabulary, json_grammar, regex_grammar
-from mlx_bucket.decoding import Decoder, Generated, Sampling, decode, make_decoder
+from mlx_bucket.decoding import Decoder, Sampling, decode, make_decoder
 from mlx_bucket.errors import UsageError
 from mlx_bucket.prefix import PrefixCache, compute_prefix
+from mlx_bucket.writing import Generated
 from tests.tiny_models import FAMILIES, tiny_model
 from tests.tiny_tokenizer import make_tokenizer
 

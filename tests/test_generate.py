@@ -8,11 +8,11 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from mlx_bucket.decoding import Generated
 from mlx_bucket.errors import SourceError, UsageError
 from mlx_bucket.generate import GenerateOptions, Generator, WindowWriter, end_ids
 from mlx_bucket.memory import SHARE_FOR_SLOTS, model_shape
 from mlx_bucket.weights import GENERATION
+from mlx_bucket.writing import Generated
 from tests.tiny_models import VOCABULARY, tiny_model
 
 TEXTS = [

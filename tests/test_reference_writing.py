@@ -17,7 +17,7 @@ from mlx_bucket.reference.loading import load_reference
 from mlx_bucket.reference.strategies import TorchWriter
 from mlx_bucket.reference.writing import ask_to_write
 from mlx_bucket.sources import resolve
-from mlx_bucket.writing import Follower, Way, Written, written
+from mlx_bucket.writing import Follower, Generated, Way, written
 from tests.writing_cases import FREQUENT, SCHEMAS, TEXTS, Scene, make_scene
 
 
@@ -54,7 +54,7 @@ def test_free_answers_equal_whole_forward_passes_behind_the_chat_template(scene)
                 finish = "stop"
                 break
             ids.append(int(logits.argmax()))
-        assert answer == Written(tuple(ids), finish)
+        assert answer == Generated(tuple(ids), finish)
         np.testing.assert_allclose(margins, clear, atol=1e-4)
     assert {answer.finish for answer in truth.answers} == {"stop", "length"}
     assert len({len(answer.ids) for answer in truth.answers}) > 3  # they end at different steps
@@ -81,7 +81,7 @@ def test_answers_under_a_schema_are_the_likeliest_that_the_grammar_allows(scene,
     truth = scene.truth(job)
     for text, answer in zip(scene.texts[:4], truth.answers[:4], strict=True):
         expected = walked(scene, job.grammar.start(), whole_ids(scene, text))
-        assert answer == Written(tuple(expected), "stop")
+        assert answer == Generated(tuple(expected), "stop")
     values = [json.loads(scene.decode(answer.ids)) for answer in truth.answers]
     assert all(SCHEMAS[name]["required"] == list(value)[:2] for value in values)
     assert len({answer.ids for answer in truth.answers}) > 3
@@ -107,11 +107,12 @@ def test_an_answer_whose_constraint_gave_up_is_broken(scene):
     follower = Follower(job.grammar.start())
     ids = scene.tokenizer('{"urgency": "', add_special_tokens=False)["input_ids"]
     follower.catch_up(ids)
-    assert not follower.broken
+    assert follower.fault is None
     follower.constraint.matcher.consume_tokens([5])  # is not allowed there
     # From then on only an end token may come, which does not make the answer a whole one.
     assert np.flatnonzero(follower.allowed()).tolist() == sorted(job.end_ids)
-    assert written(job, [*ids, scene.template.end_id], follower) == Written(tuple(ids), "broken")
+    answer = written(job, [*ids, scene.template.end_id], follower)
+    assert (answer.ids, answer.finish, answer.fault) == (tuple(ids), "broken", follower.fault)
 
 
 def test_an_answer_that_is_cut_is_told_from_one_that_ended(scene):

@@ -14,7 +14,7 @@ import pytest
 from mlx_bucket import slots
 from mlx_bucket.backend import Work
 from mlx_bucket.errors import UsageError
-from mlx_bucket.writing import Way, WritingJob, WritingRun, WritingTruth, Written
+from mlx_bucket.writing import Generated, Way, WritingJob, WritingRun, WritingTruth
 from mlx_bucket.writing_parity import (
     WritingCell,
     compare_written,
@@ -133,30 +133,30 @@ def test_a_planted_fault_is_caught_and_its_rows_are_named(
 
 
 TITLED = Way("slots", 8)
-ANSWER = Written((5, 6, 7), "stop")
+ANSWER = Generated((5, 6, 7), "stop")
 MARGINS = (0.5, math.inf, 0.25, 2.0)  # of three tokens, and of the end
 
 
-def cell_of(ours: Written, theirs: Written = ANSWER) -> WritingCell:
+def cell_of(ours: Generated, theirs: Generated = ANSWER) -> WritingCell:
     run = WritingRun((ours,), Work(), 1.0, 0)
     return compare_written(
         truth_of(theirs), run, TITLED, lambda ids: "abcdefghij"[ids[0] : ids[-1]]
     )
 
 
-def truth_of(*answers: Written) -> WritingTruth:
+def truth_of(*answers: Generated) -> WritingTruth:
     return WritingTruth(answers, (MARGINS,) * len(answers), ())
 
 
 @pytest.mark.parametrize(
     ("ours", "place", "margin"),
     [
-        (Written((9, 6, 7), "stop"), 0, 0.5),
-        (Written((5, 9, 7), "stop"), 1, None),  # another token where the reference had no choice
-        (Written((5, 6, 9), "stop"), 2, 0.25),
-        (Written((5, 6), "stop"), 2, 0.25),  # ended early
-        (Written((5, 6, 7, 8), "length"), 3, 2.0),  # went on
-        (Written((5, 6, 7), "length"), 3, 2.0),  # the same tokens, but another end
+        (Generated((9, 6, 7), "stop"), 0, 0.5),
+        (Generated((5, 9, 7), "stop"), 1, None),  # another token where the reference had no choice
+        (Generated((5, 6, 9), "stop"), 2, 0.25),
+        (Generated((5, 6), "stop"), 2, 0.25),  # ended early
+        (Generated((5, 6, 7, 8), "length"), 3, 2.0),  # went on
+        (Generated((5, 6, 7), "length"), 3, 2.0),  # the same tokens, but another end
     ],
 )
 def test_a_difference_tells_its_first_place_and_the_references_margin_there(ours, place, margin):
@@ -175,12 +175,16 @@ def test_equal_answers_are_no_difference():
     ("dtype", "ours", "passes"),
     [
         ("float32", ANSWER, True),
-        ("float32", Written((5, 6, 9), "stop"), False),  # in float32 no difference is excused
-        ("float16", Written((5, 6, 9), "stop"), True),  # the margin is below what rounding explains
-        ("float16", Written((5, 6, 7, 8), "length"), False),  # above it
-        ("float16", Written((5, 9, 7), "stop"), False),  # there was no choice
-        ("float16", Written((5, 6), "broken"), False),
-        ("bfloat16", Written((5, 6, 7, 8), "length"), True),
+        ("float32", Generated((5, 6, 9), "stop"), False),  # in float32 no difference is excused
+        (
+            "float16",
+            Generated((5, 6, 9), "stop"),
+            True,
+        ),  # rounding explains the margin
+        ("float16", Generated((5, 6, 7, 8), "length"), False),  # above it
+        ("float16", Generated((5, 9, 7), "stop"), False),  # there was no choice
+        ("float16", Generated((5, 6), "broken"), False),
+        ("bfloat16", Generated((5, 6, 7, 8), "length"), True),
     ],
 )
 def test_a_difference_is_excused_only_by_rounding(dtype, ours, passes):
@@ -189,7 +193,7 @@ def test_a_difference_is_excused_only_by_rounding(dtype, ours, passes):
 
 def test_more_than_ten_rows_are_counted():
     truth = truth_of(*[ANSWER] * 12)
-    run = WritingRun((Written((9,), "stop"),) * 12, Work(), 1.0, 0)
+    run = WritingRun((Generated((9,), "stop"),) * 12, Work(), 1.0, 0)
     cell = compare_written(truth, run, TITLED, str)
     assert writing_verdict([cell], truth, "float32").faults == (
         "slots 8: 12 of 12 answers differ, of the texts 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more.",

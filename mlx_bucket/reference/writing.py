@@ -22,10 +22,10 @@ from mlx_bucket.reference.generation import PADDING_ID, left_padded, watched
 from mlx_bucket.reference.oracle import Question
 from mlx_bucket.writing import (
     Follower,
+    Generated,
     Way,
     WritingJob,
     WritingTruth,
-    Written,
     followers,
     written,
 )
@@ -66,7 +66,9 @@ class _Steering:
     def has_ended(self, ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         """As a stopping criterion."""
         self._catch_up(ids)
-        return torch.tensor([row.ended or row.broken for row in self.rows], device=ids.device)
+        return torch.tensor(
+            [row.ended or row.fault is not None for row in self.rows], device=ids.device
+        )
 
     def _catch_up(self, ids: torch.Tensor) -> None:
         for row, answer in zip(self.rows, ids[:, self.start :].tolist(), strict=True):
@@ -105,22 +107,21 @@ def ask_to_write(
     return WritingTruth(tuple(answers), tuple(margins), tuple(from_our_ids))
 
 
-def write(model: Any, job: WritingJob, way: Way) -> tuple[tuple[Written, ...], Work]:
+def write(model: Any, job: WritingJob, way: Way) -> tuple[tuple[Generated, ...], Work]:
     """The way of the article: answers over sorted, left-padded batches, and the work of it."""
-    answers = [Written((), "broken")] * len(job.prompts)
+    answers: dict[int, Generated] = {}
     work = Work()
     for bucket in way.plan([len(ids) for ids in job.prompts]).buckets:
         with watched(model) as seen:
             found = _answers(model, job, [job.prompts[row] for row in bucket.rows])
-        for row, answer in zip(bucket.rows, found, strict=True):
-            answers[row] = answer
+        answers.update(zip(bucket.rows.tolist(), found, strict=True))
         work += seen.work(bucket)
-    return tuple(answers), work
+    return tuple(answers[row] for row in range(len(job.prompts))), work
 
 
 def _answers(
     model: Any, job: WritingJob, prompts: Sequence[Ids], hearing: Sequence[_Margins] = ()
-) -> list[Written]:
+) -> list[Generated]:
     start = max(map(len, prompts))
     following = followers(job, len(prompts))
     steering = _Steering([row for row in following if row], start)
