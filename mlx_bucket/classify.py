@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from mlx_bucket.backend import OnBucket, Work
 from mlx_bucket.certify import PROBES, Certification, certify
+from mlx_bucket.crossover import job_apart_from
 from mlx_bucket.decisions import Answer, RowScores, answers, calibrated_answers, label_means
 from mlx_bucket.device import current_device, wire_memory
 from mlx_bucket.engine import Runner, Scores, make_scorer
@@ -25,12 +26,14 @@ from mlx_bucket.labels import Decision, Ints, LabelScores
 from mlx_bucket.launch import DEFAULT_LAUNCH_COST, WORTH_MEASURING, measured_times
 from mlx_bucket.loading import is_exact, load_exact, load_model
 from mlx_bucket.measurements import device_identity, keep, recall
+from mlx_bucket.memory import model_shape
 from mlx_bucket.planning import Plan, sequential_plan
 from mlx_bucket.sources import DEFAULT_PRESET
 from mlx_bucket.weights import LoadedModel
 from mlx_bucket.windows import PlanSettings, Window, build_task, default_token_budget, prepare
 
 Number = TypeVar("Number", bound=np.generic)
+USUAL_SUFFIX = 64  # tokens
 BOUNDS = "bounds"  # the kind of measurement that a certification keeps
 NON_FINITE = RowError(
     "The model gave a score that is not a finite number for this text; run it in float32 "
@@ -152,10 +155,13 @@ class Classifier:
         ``on_bucket`` hears of each bucket that is done, and stops the run by answering True.
         """
         settings = self._plan_settings(len(window.errors))
+        apart_from = self._apart_from(window)
         started = perf_counter()
         plan = settings.plan(window.lengths)
         planned = perf_counter()
-        scores = self._runner.run(window.prefix, window.suffixes, plan, on_bucket)
+        scores = self._runner.run(
+            window.prefix, window.suffixes, plan, on_bucket, apart_from=apart_from
+        )
         finished = perf_counter()
         certification = Certification()
         if self.options.certify:
@@ -182,6 +188,18 @@ class Classifier:
             self.task, self.loaded.config, self.device, self.loaded.entry.recipe.dtype
         )
         return PlanSettings(budget, self._launch_cost(rows), self.options.batch_size)
+
+    def _apart_from(self, window: Window) -> int:
+        """The prefix length from which attention goes apart, for suffixes of a usual length."""
+        shape, dtype = model_shape(self.loaded.config), self.loaded.entry.recipe.dtype
+        return job_apart_from(
+            shape,
+            dtype,
+            self.device,
+            tokens=USUAL_SUFFIX,
+            prefix_length=len(window.prefix),
+            rows=len(window.errors),
+        )
 
     def _launch_cost(self, rows: int) -> int:
         if self.options.launch_cost is not None:

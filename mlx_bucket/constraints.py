@@ -19,7 +19,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask_par
 
 from mlx_bucket.errors import UsageError
-from mlx_bucket.prompts import plain_encoder
+from mlx_bucket.prompts import control_tokens
 from mlx_bucket.schema import narrowed, read_schema
 from mlx_bucket.schema_checks import subschemas
 
@@ -126,7 +126,7 @@ def _with_unwritable_controls(tokenizer: Any) -> str:
     names = {
         # U+FDD0 is no character, and never will be.
         name: f"\ufdd0{control.id}\ufdd0"
-        for name, control in plain_encoder(tokenizer).controls.items()
+        for name, control in control_tokens(tokenizer).items()
     }
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in state["added_tokens"]:

@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from mlx_bucket.attention import APART_FROM, split_attention, whole_attention
 from mlx_bucket.device import Device
+from mlx_bucket.launch import WORTH_MEASURING
 from mlx_bucket.measurements import device_identity, keep, recall
 from mlx_bucket.memory import ModelShape
 from mlx_bucket.prefix import LayerKV
@@ -37,6 +38,21 @@ def measured_apart_from(shape: ModelShape, dtype: str, device: Device, *, tokens
         known = {"tokens": float(next(lengths, APART_FROM))}
         keep("apart", identity, known)
     return min(int(known["tokens"]), APART_FROM)
+
+
+def job_apart_from(
+    shape: ModelShape,
+    dtype: str,
+    device: Device,
+    *,
+    tokens: int,
+    prefix_length: int,
+    rows: int,
+) -> int:
+    """The same for a job; nothing is measured where it decides nothing, or for a few rows."""
+    if not LENGTHS[0] <= prefix_length < APART_FROM or rows < WORTH_MEASURING:
+        return APART_FROM
+    return measured_apart_from(shape, dtype, device, tokens=tokens)
 
 
 def _is_faster(shape: ModelShape, dtype: str, length: int, tokens: int) -> bool:

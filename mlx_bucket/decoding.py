@@ -51,9 +51,11 @@ class Sampling:
                 f"A temperature of {self.temperature} with a top-p of {self.top_p} chooses no "
                 "token; give a temperature of 0 or more, and a top-p above 0 and at most 1."
             )
+        if self.seed < 0:
+            raise UsageError(f"A seed of {self.seed} starts no draw; give 0 or more.")
 
 
-OnRow = Callable[[int, Generated], bool | None]
+OnStep = Callable[[int], bool | None]
 
 
 @dataclass(frozen=True)
@@ -91,15 +93,17 @@ def decode(
     prefix: PrefixCache,
     suffixes: Sequence[Ids],
     constraints: Sequence[Constraint] | None = None,
-    on_row: OnRow = lambda *_: None,
+    on_step: OnStep = lambda _: None,
 ) -> tuple[list[Generated | None], Work]:
     """Generate an answer behind each suffix; a constraint is used up by its row.
 
-    ``on_row`` hears of each row that has ended; if it answers True, the run stops there, and rows
-    that have not ended are None.
+    ``on_step`` hears after each step how many rows have ended in it; if it answers True, the run
+    stops there, and rows that have not ended are None.
     """
-    loop = _Loop(decoder, prefix, suffixes, constraints, on_row)
-    loop.run()
+    loop = _Loop(decoder, prefix, suffixes, constraints)
+    while loop.goes_on:
+        if on_step(loop.step()):
+            break
     return loop.answers, loop.work
 
 
@@ -132,10 +136,9 @@ class _Loop:
         prefix: PrefixCache,
         suffixes: Sequence[Ids],
         constraints: Sequence[Constraint] | None,
-        on_row: OnRow,
     ) -> None:
-        self.decoder, self.prefix, self.suffixes = decoder, prefix, suffixes
-        self.constraints, self.on_row = constraints, on_row
+        self.decoder, self.prefix = decoder, prefix
+        self.suffixes, self.constraints = suffixes, constraints
         self.answers: list[Generated | None] = [None] * len(suffixes)
         self.work = Work()
         lengths = np.array([len(suffix) for suffix in suffixes], np.int64)
@@ -144,23 +147,32 @@ class _Loop:
         room = int(lengths.max(initial=0)) + decoder.sampling.max_tokens
         self._slots = Slots(prefix, len(self._rows), room)
         self._tokens = mx.zeros(len(self._rows), mx.int32)  # the last one drawn in each slot
+        self._under_way: list[_Drawn] = []
         self._idle = 0
-        self._stopped = False
+        self._ended = 0
         self._draw_from = _sampler(decoder.sampling)
 
-    def run(self) -> None:
-        """Where no constraint must see a token first, the next step starts before it is read."""
-        earlier: list[_Drawn] = []
-        while not self._stopped and (self._waiting or any(self._rows)):
-            under_way = self._refill()
-            if self.constraints is not None:
-                self._settle(under_way)
-                under_way = []
-            under_way += self._step()
-            if self.constraints is None:
-                earlier, under_way = under_way, earlier
-            self._settle(under_way)
-            self._give_up_slots()
+    @property
+    def goes_on(self) -> bool:
+        """Whether a row has not ended."""
+        return bool(self._waiting) or any(self._rows)
+
+    def step(self) -> int:
+        """Draw a token for every row in a slot; gives the number of rows that ended meanwhile.
+
+        Where no constraint must see a token first, the step starts before the last one is read.
+        """
+        before = self._ended
+        drawn = self._refill()
+        if self.constraints is not None:
+            self._settle(drawn)
+            self._settle(self._read_on())
+        else:
+            drawn += self._read_on()
+            self._under_way, drawn = drawn, self._under_way
+            self._settle(drawn)
+        self._give_up_slots()
+        return self._ended - before
 
     def _refill(self) -> list[_Drawn]:
         """Let waiting rows take the free slots, once leaving them empty costs as much."""
@@ -170,7 +182,7 @@ class _Loop:
             return []
         self._idle = 0
         rows: list[_Row] = []
-        while self._waiting and len(rows) < len(free) and not self._stopped:
+        while self._waiting and len(rows) < len(free):
             row = self._started(self._waiting.popleft())
             if not row.ended:
                 rows.append(row)
@@ -212,12 +224,12 @@ class _Loop:
         self.work += Work(1, tokens.size, padding_tokens=padding, head_rows=len(prompts))
         return last_hidden(hidden, lengths)
 
-    def _step(self) -> list[_Drawn]:
+    def _read_on(self) -> list[_Drawn]:
         """Let the model read every row's unread tokens; rows of equal need go together."""
         reading = [
             (slot, row) for slot, row in enumerate(self._rows) if row and not self._full(row)
         ]
-        if not reading or self._stopped:
+        if not reading:
             return []
         slots, rows = np.array([slot for slot, _ in reading]), [row for _, row in reading]
         needs = np.array([max(len(row.unread), 1) for row in rows], np.int64)
@@ -267,13 +279,13 @@ class _Loop:
         """Read the tokens that were chosen; this waits for the device."""
         for some in drawn:
             for row, token in zip(some.rows, np.array(some.tokens).tolist(), strict=True):
-                if not row.ended and not self._stopped:
+                if not row.ended:
                     self._take(row, token)
 
     def _take(self, row: _Row, token: int) -> None:
-        gave_up = row.constraint is not None and row.constraint.error is not None
-        if token == BROKEN or gave_up:  # one that gave up allows the end of what is not complete
-            self._end(row, "broken")
+        fault = row.constraint.error if row.constraint else None
+        if token == BROKEN or fault is not None:  # one that gave up allows the end of anything
+            self._end(row, "broken", fault)
         elif token in self.decoder.end_ids:
             self._end(row, "stop")
         else:
@@ -295,7 +307,7 @@ class _Loop:
         row.drawn += len(forced)
         self.work += Work(forced_tokens=len(forced))
         if constraint.error is not None:
-            self._end(row, "broken")
+            self._end(row, "broken", constraint.error)
         elif constraint.finished:
             self._end(row, "stop")
         elif forced and len(row.ids) >= self.decoder.sampling.max_tokens:
@@ -305,13 +317,12 @@ class _Loop:
         """Whether a row has all its tokens, some of which may not be read yet."""
         return row.drawn >= self.decoder.sampling.max_tokens
 
-    def _end(self, row: _Row, finish: Finish) -> None:
+    def _end(self, row: _Row, finish: Finish, fault: str | None = None) -> None:
         row.ended = True
-        answer = Generated(tuple(row.ids), finish)
-        self.answers[row.number] = answer
+        self._ended += 1
+        self.answers[row.number] = Generated(tuple(row.ids), finish, fault)
         if row in self._rows:
             self._rows[self._rows.index(row)] = None
-        self._stopped = bool(self.on_row(row.number, answer)) or self._stopped
 
     def _give_up_slots(self) -> None:
         """With no row waiting, go on with the slots that are taken."""

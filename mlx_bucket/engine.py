@@ -51,8 +51,7 @@ class Scores:
 class Scorer:
     """A model made ready to score one set of labels.
 
-    ``head`` ``(trie tokens, dim)`` holds the head's rows of the trie's tokens, in float32. A shared
-    prefix of ``apart_from`` tokens or more is attended apart, so that it is never copied.
+    ``head`` ``(trie tokens, dim)`` holds the head's rows of the trie's tokens, in float32.
     """
 
     model: Any
@@ -61,7 +60,6 @@ class Scorer:
     decision: Decision
     wanted: Wanted
     label_mass: bool = False
-    apart_from: int = APART_FROM
 
     @property
     def backbone(self) -> Any:
@@ -92,12 +90,11 @@ def make_scorer(
     decision: Decision = "exact",
     wanted: Wanted = "best",
     label_mass: bool = False,
-    apart_from: int = APART_FROM,
 ) -> Scorer:
     """Take the head's rows for the trie's tokens out of an mlx-lm model."""
     route_attention(model)
     rows = _head_rows(model, trie.tokens)
-    return Scorer(with_fast_swiglu(model), trie, rows, decision, wanted, label_mass, apart_from)
+    return Scorer(with_fast_swiglu(model), trie, rows, decision, wanted, label_mass)
 
 
 class Runner:
@@ -113,19 +110,24 @@ class Runner:
         suffixes: Sequence[Ids],
         plan: Plan,
         on_bucket: OnBucket = lambda _: None,
+        *,
+        apart_from: int = APART_FROM,
     ) -> Scores:
         """Score every row of the plan; the work is that of the prefix, if it is a new one, too."""
         work = Work()
         if self._prefix is None or self._prefix[0] != prefix.tobytes():
-            cache, work = run_prefix(self.scorer, prefix)
+            cache, work = run_prefix(self.scorer, prefix, apart_from)
             self._prefix = (prefix.tobytes(), cache)
         scores = run_plan(self.scorer, self._prefix[1], suffixes, plan, on_bucket)
         return replace(scores, work=work + scores.work)
 
 
-def run_prefix(scorer: Scorer, ids: Ids) -> tuple[PrefixCache, Work]:
-    """Compute the shared prefix's keys and values once."""
-    apart = len(ids) >= scorer.apart_from
+def run_prefix(scorer: Scorer, ids: Ids, apart_from: int = APART_FROM) -> tuple[PrefixCache, Work]:
+    """Compute the shared prefix's keys and values once.
+
+    One of ``apart_from`` tokens or more is attended apart, so that it is never copied.
+    """
+    apart = len(ids) >= apart_from
     prefix = compute_prefix(scorer.backbone, ids.tolist(), scorer.layers, apart=apart)
     forwards = 1 if len(ids) else 0
     return prefix, Work(forwards, len(ids), prefix_tokens=len(ids))

@@ -22,17 +22,10 @@ from mlx_bucket.constraints import (
     json_grammar,
     regex_grammar,
 )
-from mlx_bucket.decoding import OnRow
+from mlx_bucket.decoding import OnStep
 from mlx_bucket.errors import RowError, UsageError
 from mlx_bucket.forward import vocabulary
-from mlx_bucket.generate import (
-    GenerateOptions,
-    WindowWriter,
-    broken_off,
-    end_ids,
-    shown,
-    writing_prompt,
-)
+from mlx_bucket.generate import GenerateOptions, WindowWriter, broken_off, shown
 from mlx_bucket.loading import load_model
 from mlx_bucket.prompts import Prompt
 from mlx_bucket.schema import check, closed, parse_json, read_schema
@@ -122,10 +115,12 @@ class Extractor:
                 f"The template names {PLACE}, which belongs into the instruction; write "
                 "{instruction} in its place."
             )
-        self.options = options or GenerateOptions()
-        self.instruction, self.template = instruction, template
+        self.options, self.instruction = options or GenerateOptions(), instruction
         self.loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype)
-        self._bound: tuple[WindowWriter, Vocabulary] | None = None
+        self.writer = WindowWriter(self.loaded, template, self.options)
+        self._vocabulary = constraint_vocabulary(
+            self.loaded.tokenizer, vocabulary(self.loaded.model), self.writer.end_ids
+        )
         self._forms: dict[Any, Form] = {}
         self.form = None if wanted is None else self._form_of(wanted)
 
@@ -133,17 +128,6 @@ class Extractor:
     def is_text(self) -> bool:
         """Whether values are plain strings, of a pattern or of choices."""
         return self.form is not None and self.form.schema is None
-
-    @property
-    def writer(self) -> WindowWriter:
-        """What writes the answers.
-
-        Raises:
-            UsageError: no form was given yet.
-        """
-        if self._bound is None:
-            raise UsageError(NO_FORM)
-        return self._bound[0]
 
     def extract(
         self, texts: Sequence[str], schemas: Sequence[Schema] | None = None
@@ -155,7 +139,7 @@ class Extractor:
     def prepare(
         self, texts: Sequence[str | RowError], schemas: Sequence[Schema] | None = None
     ) -> FormWindow:
-        """Prompts and shared prefix of some texts; equal ones of one form run once."""
+        """Prompts and shared prefix; equal texts of one form run once if they are not drawn."""
         started = perf_counter()
         forms = self._forms_for(texts, schemas)
         rows_of: dict[int, list[int]] = {}
@@ -166,26 +150,36 @@ class Extractor:
             prompts = forms[rows[0]].prompting.prompts([texts[row] for row in rows])
             outcomes.update(zip(rows, prompts, strict=True))
         in_turn = [outcomes[row] for row in range(len(texts))]
-        kinds = [rows_of[id(form)][0] for form in forms]
+        drawn = self.options.temperature > 0
+        kinds = range(len(texts)) if drawn else [rows_of[id(form)][0] for form in forms]
         window = window_of(in_turn, perf_counter() - started, kinds)
         return FormWindow(window, tuple(forms))
 
     def run(
-        self, asked: FormWindow, on_row: OnRow = lambda *_: None
+        self, asked: FormWindow, on_step: OnStep = lambda _: None
     ) -> tuple[list[Extraction | None], Report]:
         """Answer a window, and say what was done; None are rows that a stopped run has not."""
         window, forms = asked.window, asked.forms
-        if not forms:
-            return [], Report()
         rows = window.answerable[window.distinct.first]
         constraints = [forms[row].grammar.start() for row in rows]
-        written, report = self.writer.write(window, constraints, on_row)
+        written, report = self.writer.write(window, constraints, on_step)
         found = [
             None if answer is None else self._extraction(answer, form, cut)
             for answer, form, cut in zip(written, forms, window.truncated.tolist(), strict=True)
         ]
         errors = sum(each is not None and each.error is not None for each in found)
         return found, replace(report, errors=errors)
+
+    def form_of(self, schema: Schema) -> Form:
+        """The form of a schema, made once for all rows that have it.
+
+        Raises:
+            UsageError: the schema is none that can be enforced, or leaves no room for a text.
+        """
+        key = schema if isinstance(schema, type) else repr(schema)
+        if key not in self._forms:
+            self._forms[key] = self._form_of(_of_schema(schema))
+        return self._forms[key]
 
     def _forms_for(
         self, texts: Sequence[str | RowError], schemas: Sequence[Schema] | None
@@ -198,25 +192,11 @@ class Extractor:
             raise UsageError(
                 f"There are {len(texts)} texts and {len(schemas)} schemas; give one for each text."
             )
-        return [self._form_of_schema(schema) for schema in schemas]
-
-    def _form_of_schema(self, schema: Schema) -> Form:
-        """The form of a schema, made once for all rows that have it."""
-        key = schema if isinstance(schema, type) else repr(schema)
-        if key not in self._forms:
-            self._forms[key] = self._form_of(_of_schema(schema))
-        return self._forms[key]
+        return [self.form_of(schema) for schema in schemas]
 
     def _form_of(self, wanted: Wanted) -> Form:
-        instruction = fill_instruction(self.instruction, wanted)
-        prompting = writing_prompt(self.loaded, instruction, self.template, self.options)
-        if self._bound is None:
-            ends = end_ids(self.loaded, prompting.template)
-            words = constraint_vocabulary(
-                self.loaded.tokenizer, vocabulary(self.loaded.model), ends
-            )
-            self._bound = WindowWriter(self.loaded, ends, self.options), words
-        return Form(prompting, wanted.compiled(self._bound[1]), wanted.schema)
+        prompting = self.writer.prompting(fill_instruction(self.instruction, wanted))
+        return Form(prompting, wanted.compiled(self._vocabulary), wanted.schema)
 
     def _extraction(self, written: Generated | RowError, form: Form, truncated: bool) -> Extraction:
         if isinstance(written, RowError):
@@ -224,7 +204,7 @@ class Extractor:
         text = self.writer.text_of(written)
         found = Extraction(None, text, len(written.ids), truncated)
         if written.finish == "broken":
-            return replace(found, error=broken_off(text))
+            return replace(found, error=broken_off(text, written.fault))
         if written.finish == "length":
             error = f"The answer is not complete after {found.tokens} tokens: {shown(text)}; raise "
             return replace(found, error=error + "--max-tokens.")

@@ -8,18 +8,18 @@ the texts' order. The invariant: at temperature 0, an answer depends on its own 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal
-from zlib import crc32
 
 import numpy as np
 
 from mlx_bucket.backend import Work
 from mlx_bucket.classify import Report
 from mlx_bucket.constraints import Constraint
-from mlx_bucket.decoding import Decoder, OnRow, Sampling, decode, make_decoder
+from mlx_bucket.crossover import job_apart_from
+from mlx_bucket.decoding import Decoder, OnStep, Sampling, decode, make_decoder
 from mlx_bucket.device import current_device, wire_memory
 from mlx_bucket.errors import RowError, SourceError, UsageError
 from mlx_bucket.forward import vocabulary
@@ -27,7 +27,7 @@ from mlx_bucket.launch import DEFAULT_LAUNCH_COST, WORTH_MEASURING, measured_tim
 from mlx_bucket.loading import load_model
 from mlx_bucket.memory import model_shape, most_slots, token_budget
 from mlx_bucket.prefix import PrefixCache, compute_prefix
-from mlx_bucket.prompts import Ids, PromptTemplate, chat_template
+from mlx_bucket.prompts import Chat, Ids, open_chat
 from mlx_bucket.sources import DEFAULT_PRESET
 from mlx_bucket.weights import GENERATION, LoadedModel
 from mlx_bucket.windows import Prompting, Window, check_room, prepare, refuse_surrogates
@@ -83,29 +83,63 @@ class TextAnswer:
 
 
 class WindowWriter:
-    """A loaded model that writes answers; it keeps the last shared prefix, as windows share it."""
+    """A loaded model that writes answers to texts, which stand in a chat.
 
-    def __init__(self, loaded: LoadedModel, end_ids: Collection[int], options: GenerateOptions):
-        self.loaded, self.end_ids, self.options = loaded, frozenset(end_ids), options
+    It keeps the last shared prefix, as windows share it, and draws anew in each window.
+
+    Raises:
+        UsageError, SourceError: the template cannot work, or the model's files cannot be read.
+    """
+
+    def __init__(self, loaded: LoadedModel, template: str | None, options: GenerateOptions) -> None:
+        refuse_surrogates({"template": [template or ""]})
+        if "{labels}" in (template or ""):
+            raise UsageError(
+                "The template names {labels}, and there are none; write what you want in their "
+                "place."
+            )
+        self.loaded, self.options = loaded, options
+        self.chat = open_chat(loaded.tokenizer, template)
+        self.end_ids = end_ids(loaded, self.chat)
         self.device = current_device()
         self._prefix: tuple[bytes, PrefixCache] | None = None
+        self._windows = 0
         wire_memory(self.device)
+
+    def prompting(self, instruction: str) -> Prompting:
+        """The prompt of an instruction, with room behind it for the longest answer.
+
+        Raises:
+            UsageError: there is no room, or the instruction cannot work.
+        """
+        refuse_surrogates({"instruction": [instruction]})
+        context, options = int(self.loaded.config["max_position_embeddings"]), self.options
+        window = context - options.max_tokens
+        if window < 1:
+            raise UsageError(
+                f"Answers of up to {options.max_tokens} tokens leave no room for a prompt in the "
+                f"model's context of {context}; lower --max-tokens."
+            )
+        template = self.chat.template(instruction.strip())
+        remedy = "shorten the instruction or the template, or lower --max-tokens"
+        check_room(template, window, remedy)
+        return Prompting(template, window, options.truncate)
 
     def write(
         self,
         window: Window,
         constraints: Sequence[Constraint] | None = None,
-        on_row: OnRow = lambda *_: None,
+        on_step: OnStep = lambda _: None,
     ) -> tuple[list[Generated | RowError | None], Report]:
         """The answer of each row of the window, or its error; None where the run was stopped.
 
-        ``constraints`` are those of the distinct prompts. ``on_row`` hears of each distinct prompt
-        that is answered, and stops the run by answering True.
+        ``constraints`` are those of the distinct prompts. ``on_step`` hears after each step how
+        many of these are answered in it, and stops the run by answering True.
         """
-        decoder = self._decoder(window)
+        decoder = replace(self._decoder(window), sampling=self._next_sampling())
         started = perf_counter()
         cache, work = self._cache_of(window.prefix, decoder)
-        found, steps = decode(decoder, cache, window.suffixes, constraints, on_row)
+        found, steps = decode(decoder, cache, window.suffixes, constraints, on_step)
         seconds = perf_counter() - started
         rows: list[Generated | RowError | None] = list(window.errors)
         for row, source in zip(window.answerable, window.distinct.inverse, strict=True):
@@ -123,21 +157,29 @@ class WindowWriter:
     def _decoder(self, window: Window) -> Decoder:
         """The model, with limits that suit the window and the memory."""
         shape, dtype = model_shape(self.loaded.config), self.loaded.entry.recipe.dtype
-        prefix, options = len(window.prefix), self.options
-        # Each window of a job draws anew, and the same window draws the same again.
-        ids = b"".join(prompt.ids.tobytes() for prompt in window.distinct_prompts)
+        prefix, rows, options = len(window.prefix), len(window.errors), self.options
         decoder = make_decoder(
             self.loaded.model,
             self.end_ids,
-            replace(options.sampling, seed=crc32(ids, options.seed)),
+            options.sampling,
             token_budget=options.token_budget
             or token_budget(shape, self.device, dtype, prefix_length=prefix, kept=True),
-            launch_cost=self._launch_cost(len(window.errors)),
+            launch_cost=self._launch_cost(rows),
+            apart_from=job_apart_from(
+                shape, dtype, self.device, tokens=1, prefix_length=prefix, rows=rows
+            ),
         )
         copied = prefix if prefix < decoder.apart_from else 0
         longest = copied + int(window.lengths.max(initial=0)) + options.max_tokens
         fitting = most_slots(shape, self.device, dtype, tokens=longest)
         return replace(decoder, slots=min(options.batch_size, fitting))
+
+    def _next_sampling(self) -> Sampling:
+        """That of the next window, with a seed by the user's seed and the number of the window."""
+        entropy = (self.options.seed, self._windows)
+        self._windows += 1
+        seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+        return replace(self.options.sampling, seed=seed)
 
     def _launch_cost(self, rows: int) -> int:
         if self.options.launch_cost is not None:
@@ -179,11 +221,8 @@ class Generator:
     ) -> None:
         self.options = options or GenerateOptions()
         self.loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype)
-        self.prompting = writing_prompt(
-            self.loaded, INSTRUCTION if instruction is None else instruction, template, self.options
-        )
-        ends = end_ids(self.loaded, self.prompting.template)
-        self.writer = WindowWriter(self.loaded, ends, self.options)
+        self.writer = WindowWriter(self.loaded, template, self.options)
+        self.prompting = self.writer.prompting(INSTRUCTION if instruction is None else instruction)
 
     def generate(self, texts: Sequence[str]) -> list[TextAnswer]:
         """One answer per text, in order; a text that cannot be answered has its error."""
@@ -196,10 +235,10 @@ class Generator:
         return prepare(self.prompting, texts, range(len(texts)) if drawn else None)
 
     def run(
-        self, window: Window, on_row: OnRow = lambda *_: None
+        self, window: Window, on_step: OnStep = lambda _: None
     ) -> tuple[list[TextAnswer | None], Report]:
         """Answer a window, and say what was done; None are rows that a stopped run has not."""
-        written, report = self.writer.write(window, on_row=on_row)
+        written, report = self.writer.write(window, on_step=on_step)
         answers = [
             None if answer is None else self._answer(answer, cut)
             for answer, cut in zip(written, window.truncated.tolist(), strict=True)
@@ -212,37 +251,11 @@ class Generator:
             return TextAnswer(error=str(written))
         text, tokens = self.writer.text_of(written), len(written.ids)
         if written.finish == "broken":
-            return TextAnswer(None, None, tokens, truncated, broken_off(text))
+            return TextAnswer(None, None, tokens, truncated, broken_off(text, written.fault))
         return TextAnswer(text, written.finish, tokens, truncated)
 
 
-def writing_prompt(
-    loaded: LoadedModel, instruction: str, template: str | None, options: GenerateOptions
-) -> Prompting:
-    """The prompt of an instruction, with room behind it for the longest answer.
-
-    Raises:
-        UsageError: there is no room, or the instruction or the template cannot work.
-    """
-    refuse_surrogates({"instruction": [instruction], "template": [template or ""]})
-    if "{labels}" in (template or ""):
-        raise UsageError(
-            "The template names {labels}, and there are none; write what you want in their place."
-        )
-    context = int(loaded.config["max_position_embeddings"])
-    window = context - options.max_tokens
-    if window < 1:
-        raise UsageError(
-            f"Answers of up to {options.max_tokens} tokens leave no room for a prompt in the "
-            f"model's context of {context}; lower --max-tokens."
-        )
-    chat = chat_template(loaded.tokenizer, instruction.strip(), template)
-    remedy = "shorten the instruction or the template, or lower --max-tokens"
-    check_room(chat, window, remedy)
-    return Prompting(chat, window, options.truncate)
-
-
-def end_ids(loaded: LoadedModel, template: PromptTemplate) -> frozenset[int]:
+def end_ids(loaded: LoadedModel, chat: Chat) -> frozenset[int]:
     """Every token that ends an answer, whoever says so, and that the model can write.
 
     Raises:
@@ -252,18 +265,23 @@ def end_ids(loaded: LoadedModel, template: PromptTemplate) -> frozenset[int]:
         _generation_config(loaded).get("eos_token_id"),
         loaded.config.get("eos_token_id"),
         loaded.tokenizer.eos_token_id,
-        template.end_id,
+        chat.end_id,
     ]
     ids = [one for some in said for one in (some if isinstance(some, list) else [some])]
     size = vocabulary(loaded.model)
     return frozenset(one for one in ids if type(one) is int and 0 <= one < size)
 
 
-def broken_off(text: str) -> str:
-    """The error of an answer in which the model could not go on."""
+def broken_off(text: str, fault: str | None) -> str:
+    """The error of an answer that broke off behind a text; ``fault`` is the constraint's."""
+    if fault is not None:
+        return (
+            f"The form of the answer cannot be followed behind {shown(text)}: "
+            f"{' '.join(fault.split()).rstrip('.')}; simplify it."
+        )
     return (
-        f"The model gave no token that can be used behind {shown(text)}; run it in float32 "
-        "(--dtype float32), and check the weights with mlx-bucket cache verify."
+        f"The model gave a score that is not a finite number behind {shown(text)}; run it in "
+        "float32 (--dtype float32), and check the weights with mlx-bucket cache verify."
     )
 
 

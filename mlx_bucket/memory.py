@@ -1,9 +1,9 @@
 """What a bucket costs in memory, from the model's config alone.
 
 Used to bound the tokens of a bucket and the rows that are generated together, and to show each
-bucket's cost in ``plan``. The estimate is an
-upper one: it counts the activations of one layer at their widest, the keys and values of every
-layer where they are kept, and the attention scores where the device does not fuse them.
+bucket's cost in ``plan``. The estimate is an upper one: it counts the activations of one layer at
+their widest, the keys and values of every layer where they are kept, and the attention scores where
+the device does not fuse them.
 """
 
 from __future__ import annotations

@@ -176,30 +176,47 @@ class Encoder:
         return {control.id: name for name, control in self.controls.items()}
 
 
-def plain_encoder(tokenizer: Any) -> Encoder:
-    """Make the encoder of a Transformers tokenizer.
+def control_tokens(tokenizer: Any) -> dict[str, Control]:
+    """The control tokens of a Transformers tokenizer by name: all that were added to its words.
 
-    Added tokens made of white space alone (as some vocabularies have for indentation) are ordinary
-    text and stay; every other added token is a control token and goes.
+    Those made of white space alone (as some vocabularies have for indentation) are ordinary text.
     """
-    added = tokenizer.added_tokens_decoder
-    controls = {
+    return {
         token.content: Control(number, token.lstrip, token.rstrip)
-        for number, token in added.items()
+        for number, token in tokenizer.added_tokens_decoder.items()
         if token.special or not token.content.isspace()
     }
+
+
+def _plain_encoder(tokenizer: Any) -> Encoder:
+    controls = control_tokens(tokenizer)
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] not in controls]
     state["post_processor"] = state["truncation"] = state["padding"] = None
     return Encoder(Tokenizer.from_str(json.dumps(state)), controls)
 
 
-def chat_template(
-    tokenizer: Any, instruction: str, user: str | None = None, *, labels: str = ""
-) -> PromptTemplate:
-    """Cut the model's chat template around the text.
+@dataclass(frozen=True)
+class Chat:
+    """A model's chat template around a user message, ready for any instruction.
 
-    ``instruction`` becomes the system message, or the first paragraph of the user message where
+    ``end_id`` is the token that ends an answer.
+    """
+
+    encoder: Encoder
+    marked: MarkedChat
+    end_id: int
+
+    def template(self, instruction: str, labels: str = "") -> PromptTemplate:
+        """The chat with an instruction and a list of labels, cut around the text."""
+        fills = {"instruction": instruction, "labels": labels}
+        return _assemble(self.encoder, self.marked, fills, self.end_id)
+
+
+def open_chat(tokenizer: Any, user: str | None = None) -> Chat:
+    """Read a tokenizer's chat template once, for all instructions.
+
+    An instruction becomes the system message, or the first paragraph of the user message where
     the template has no system role. ``user`` is the user message, with ``{text}`` where the text
     goes and, if wanted, ``{labels}``, and ``{instruction}``, which then takes the place of the
     system message. A model without a chat template takes ``user`` as its whole prompt, and so does
@@ -210,13 +227,18 @@ def chat_template(
             tokenizer cannot be cut at its control tokens without changing ids.
         SourceError: the chat template is broken, and ``user`` is no whole prompt.
     """
-    user = user if user is not None else "{text}"
-    encoder = plain_encoder(tokenizer)
-    chat = marked_chat(tokenizer, user)
-    end_id = _end_token(tokenizer, encoder, chat)
-    sample = {"instruction": SAMPLE_INSTRUCTION, "labels": SAMPLE_LABELS}
-    _check_against_whole_string(tokenizer, _assemble(encoder, chat, sample, end_id))
-    return _assemble(encoder, chat, {"instruction": instruction, "labels": labels}, end_id)
+    encoder = _plain_encoder(tokenizer)
+    marked = marked_chat(tokenizer, user if user is not None else "{text}")
+    chat = Chat(encoder, marked, _end_token(tokenizer, encoder, marked))
+    _check_against_whole_string(tokenizer, chat.template(SAMPLE_INSTRUCTION, SAMPLE_LABELS))
+    return chat
+
+
+def chat_template(
+    tokenizer: Any, instruction: str, user: str | None = None, *, labels: str = ""
+) -> PromptTemplate:
+    """The same for one instruction."""
+    return open_chat(tokenizer, user).template(instruction, labels)
 
 
 def _end_token(tokenizer: Any, encoder: Encoder, chat: MarkedChat) -> int:

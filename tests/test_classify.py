@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mlx_bucket import classify
 from mlx_bucket.classify import Classifier, Options
 from mlx_bucket.errors import UsageError
 from mlx_bucket.windows import fill_instruction
@@ -88,6 +89,18 @@ def test_the_prefix_is_computed_once_for_windows_that_share_it(tiny):
     works = [runner.score(runner.prepare(TEXTS))[1].work for _ in range(2)]
     assert works[0].prefix_tokens > 0
     assert works[1].prefix_tokens == 0
+
+
+def test_a_long_job_attends_the_prefix_apart_where_that_is_faster(tiny, monkeypatch):
+    copied = classifier(tiny).classify(TEXTS)
+    asked = []
+    monkeypatch.setattr(classify, "job_apart_from", lambda *_, **job: asked.append(job) or 1)
+    runner = classifier(tiny)
+    window = runner.prepare(TEXTS)
+    apart = runner.decide([runner.score(window)[0]])[0]
+    assert [answer.label for answer in apart] == [answer.label for answer in copied]
+    assert asked == [{"tokens": 64, "prefix_length": len(window.prefix), "rows": len(TEXTS)}]
+    assert runner._runner._prefix[1].apart
 
 
 def test_calibration_gives_raw_and_calibrated_answers(tiny):

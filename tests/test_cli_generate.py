@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mlx_bucket.cli import commands
+from mlx_bucket.slots import Slots
 
 TICKETS = [
     ("1", "I was charged twice, why?"),
@@ -61,12 +62,14 @@ def test_windows_change_no_answer(tickets, tiny_folder):
     assert len(outputs) == 1
 
 
-def test_answers_may_be_drawn(tickets, tiny_folder):
-    drawn = [
-        run(tickets, tiny_folder, "--temperature", "2", "--top-p", "0.9", "--seed", seed).stdout
-        for seed in ("1", "1", "2")
-    ]
+def test_answers_may_be_drawn_by_one_seed_for_the_file(tickets, tiny_folder, tmp_path):
+    drawn = []
+    for seed in ("1", "1", "2"):
+        how = ("--temperature", "2", "--top-p", "0.9", "--seed", seed, "--window", "1")
+        run(tickets, tiny_folder, *how, "-o", str(tmp_path / "out.csv"), "--overwrite")
+        drawn.append([row["generated"] for row in read(tmp_path / "out.csv")])
     assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0][0] != drawn[0][4]  # the same text in another window
 
 
 def test_the_end_of_a_long_text_is_cut_and_said(tiny_folder, tmp_path):
@@ -131,6 +134,30 @@ def test_wrong_use_exits_with_two_and_a_sentence(tickets, tiny_folder, arguments
     assert done.exit_code == 2, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_interrupt_in_a_long_batch_is_heard_within_a_step(
+    tiny_model_folder, tmp_path, monkeypatch
+):
+    # Among so many end tokens, each step draws one for some of the rows.
+    model = tiny_model_folder(eos_token_id=list(range(0, 600, 23)))
+    (tmp_path / "in.csv").write_text("body\n" + "please refund it\n" * 30)
+    begin, steps = Slots.begin, []
+
+    def interrupted(self, *given):
+        steps.append(given)
+        if len(steps) == 12:
+            signal.raise_signal(signal.SIGINT)
+        return begin(self, *given)
+
+    monkeypatch.setattr(Slots, "begin", interrupted)
+    given = ("--temperature", "2", "--max-tokens", "100", "-o", str(tmp_path / "out.csv"))
+    done = run(tmp_path / "in.csv", model, *given)
+    assert (done.exit_code, len(steps)) == (130, 12), done.stderr
+    assert "Ending after the step under way; press Ctrl-C again" in done.stderr
+    kept = read(tmp_path / "out.csv")
+    assert 0 < len(kept) < 30
+    assert {row["finish_reason"] for row in kept} == {"stop"}
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import pytest
 
 from mlx_bucket import crossover
 from mlx_bucket.attention import APART_FROM
-from mlx_bucket.crossover import LENGTHS, measured_apart_from
+from mlx_bucket.crossover import LENGTHS, job_apart_from, measured_apart_from
 from mlx_bucket.device import current_device
+from mlx_bucket.launch import WORTH_MEASURING
 from mlx_bucket.memory import ModelShape
 
 SHAPE = ModelShape(2, 64, 128, 4, 2, 16, 600)
@@ -42,6 +43,22 @@ def test_the_first_length_at_which_apart_is_faster_is_taken(monkeypatch):
 def test_where_apart_is_never_faster_memory_decides(monkeypatch):
     monkeypatch.setattr(crossover, "_seconds", alternating(2.0, 1.0))
     assert measure() == APART_FROM
+
+
+@pytest.mark.parametrize(
+    ("prefix", "rows", "expected"),
+    [
+        (LENGTHS[0] - 1, 10_000, APART_FROM),
+        (LENGTHS[0], WORTH_MEASURING - 1, APART_FROM),
+        (LENGTHS[0], WORTH_MEASURING, LENGTHS[0]),
+        (APART_FROM - 1, 10_000, LENGTHS[0]),
+        (APART_FROM, 10_000, APART_FROM),
+    ],
+)
+def test_a_job_measures_only_where_it_decides_something(monkeypatch, prefix, rows, expected):
+    monkeypatch.setattr(crossover, "_seconds", alternating(1.0, 2.0))
+    given = {"tokens": 1, "prefix_length": prefix, "rows": rows}
+    assert job_apart_from(SHAPE, "float32", current_device(), **given) == expected
 
 
 def test_it_is_measured_once_for_a_shape_of_work(monkeypatch):

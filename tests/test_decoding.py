@@ -154,17 +154,34 @@ def test_finished_rows_leave_and_waiting_rows_take_their_places():
     assert work.decode_steps < 0.5 * sum(len(answer.ids) for answer in expected)
 
 
-def test_a_run_can_be_stopped_after_a_row():
+@pytest.mark.parametrize("bound", [False, True])
+def test_every_step_is_heard_of_with_the_rows_that_ended_in_it(bound):
+    words = vocabulary()
+    decoder = make_decoder(tiny_model("llama"), words.end_ids, Sampling(max_tokens=20), slots=4)
+    constraints = [regex_grammar(words, "[a-c]{2,9}").start() for _ in range(12)] if bound else None
+    heard: list[int] = []
+    _, work = decode(
+        decoder, prefix_of(decoder), random_suffixes(12), constraints, lambda n: heard.append(n)
+    )
+    assert sum(heard) == 12
+    assert heard.count(0) > 3
+    assert len(heard) >= work.decode_steps
+
+
+def test_a_run_can_be_stopped_after_a_step_in_which_no_row_ended():
     decoder = make_decoder(tiny_model("llama"), END_IDS, Sampling(max_tokens=20), slots=4)
+    suffixes = random_suffixes(12)
+    whole, _ = decode(decoder, prefix_of(decoder), suffixes)
     heard: list[int] = []
 
-    def on_row(number: int, _: Generated) -> bool:
-        heard.append(number)
-        return len(heard) == 3
+    def on_step(ended: int) -> bool:
+        heard.append(ended)
+        return ended == 0 and sum(heard) > 0
 
-    answers, _ = decode(decoder, prefix_of(decoder), random_suffixes(12), on_row=on_row)
-    assert [number for number, answer in enumerate(answers) if answer] == sorted(heard)
-    assert len(heard) == 3
+    answers, work = decode(decoder, prefix_of(decoder), suffixes, on_step=on_step)
+    assert 0 < sum(heard) == sum(answer is not None for answer in answers) < 12
+    assert all(answer in (None, other) for answer, other in zip(answers, whole, strict=True))
+    assert work.decode_steps <= len(heard)
 
 
 def test_a_seed_gives_the_same_answers_again():
@@ -204,6 +221,8 @@ def test_a_constraint_that_gives_up_while_its_mask_is_filled_breaks_its_row(monk
     answers, _ = decode(decoder, prefix_of(decoder), random_suffixes(1), starts)
     assert answers[0] is not None
     assert answers[0].finish == "broken"
+    assert answers[0].fault is not None
+    assert "Parser Error" in answers[0].fault
 
 
 @pytest.mark.parametrize(
@@ -213,6 +232,7 @@ def test_a_constraint_that_gives_up_while_its_mask_is_filled_breaks_its_row(monk
         ({"temperature": -1.0}, "temperature of 0 or more"),
         ({"top_p": 0.0}, "top-p above 0"),
         ({"temperature": float("nan")}, "temperature of 0 or more"),
+        ({"seed": -1}, "seed of -1 starts no draw; give 0 or more"),
     ],
 )
 def test_sampling_that_cannot_be_is_refused(given, message):

@@ -10,6 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
+from mlx_bucket import constraints, decoding, prompts
 from mlx_bucket.errors import UsageError
 from mlx_bucket.extract import Extraction, Extractor, _checked
 from mlx_bucket.generate import GenerateOptions
@@ -92,15 +93,18 @@ def test_equal_texts_of_two_schemas_are_two_rows_even_if_the_prompt_is_one(tiny)
     runner = extractor(tiny, template="{text}")
     # Two schemas that the model is told in the same words.
     loose, strict = {"enum": ["low", "high"]}, {"enum": ["medium"]}
-    forms = [runner._form_of_schema(schema) for schema in (loose, strict)]
+    forms = [runner.form_of(schema) for schema in (loose, strict)]
     runner._forms[repr(strict)] = replace(forms[1], prompting=forms[0].prompting)
     found = runner.extract(["refund"] * 3, [strict, loose, strict])
     assert [extraction.value == "medium" for extraction in found] == [True, False, True]
     assert len(runner.prepare(["refund"] * 3, [strict, loose, strict]).window.suffixes) == 2
 
 
-def test_equal_texts_of_one_schema_run_once(tiny):
-    assert len(extractor(tiny, schema=TICKET).prepare(TEXTS).window.suffixes) == 3
+@pytest.mark.parametrize(("temperature", "runs"), [(0.0, 3), (1.0, 4)])
+def test_equal_texts_of_one_schema_run_once_unless_they_are_drawn(tiny, temperature, runs):
+    options = GenerateOptions(max_tokens=90, temperature=temperature)
+    runner = Extractor(tiny, schema=TICKET, options=options)
+    assert len(runner.prepare(TEXTS).window.suffixes) == runs
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=["object", "text", "list", "quotes"])
@@ -234,8 +238,6 @@ def test_a_text_without_a_form_is_refused(tiny):
     runner = extractor(tiny)
     with pytest.raises(UsageError, match="There is no schema; give one to the extractor"):
         runner.extract(TEXTS)
-    with pytest.raises(UsageError, match="There is no schema"):
-        _ = runner.writer
     with pytest.raises(UsageError, match="There are 4 texts and 1 schemas"):
         runner.extract(TEXTS, [TICKET])
 
@@ -256,7 +258,29 @@ def test_a_number_that_is_not_finite_is_an_error_of_its_row(tiny):
     model.model.embed_tokens.weight[poisoned] = mx.array(float("nan"))
     found = extractor(replace(tiny, model=model), schema=TICKET).extract(["refund", "Q"])
     assert found[0].error is None
-    assert "no token that can be used behind '{\"" in found[1].error
+    assert "not a finite number behind '{\"" in found[1].error
+
+
+def test_a_constraint_that_gives_up_is_named_in_the_error_of_its_row(tiny, monkeypatch):
+    fill = constraints.fill_masks
+
+    def gives_up(given, size):
+        given[0].matcher.consume_tokens([5])  # not allowed: the matcher is in error now
+        return fill(given, size)
+
+    monkeypatch.setattr(decoding, "fill_masks", gives_up)
+    (found,) = extractor(tiny, schema=TICKET).extract(["refund"])
+    assert found.error is not None
+    assert found.error.startswith("The form of the answer cannot be followed behind '{\"urgency")
+    assert "Parser Error" in found.error
+    assert found.error.endswith("; simplify it.")
+
+
+def test_the_chat_template_is_read_once_for_all_forms(tiny, monkeypatch):
+    make, made = prompts._plain_encoder, []
+    monkeypatch.setattr(prompts, "_plain_encoder", lambda of: made.append(of) or make(of))
+    extractor(tiny).extract(TEXTS, SCHEMAS)
+    assert len(made) == 1
 
 
 def test_forced_tokens_are_counted(tiny):
@@ -270,7 +294,7 @@ def test_forced_tokens_are_counted(tiny):
 
 def test_a_run_that_is_stopped_leaves_rows_open(tiny):
     runner = extractor(tiny, schema=TICKET, batch_size=1)
-    found, report = runner.run(runner.prepare([*TEXTS, ""]), lambda *_: True)
+    found, report = runner.run(runner.prepare([*TEXTS, ""]), lambda ended: ended > 0)
     assert [row for row, extraction in enumerate(found) if extraction is not None] == [2, 4]
     assert report.errors == 1
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
+from mlx_bucket import generate
 from mlx_bucket.errors import SourceError, UsageError
 from mlx_bucket.generate import GenerateOptions, Generator, WindowWriter, end_ids
 from mlx_bucket.memory import SHARE_FOR_SLOTS, model_shape
@@ -93,13 +94,14 @@ def test_a_seed_draws_the_same_again_and_another_one_does_not(tiny):
     assert drawn(1) != drawn(2)
 
 
-def test_two_windows_do_not_draw_the_same_numbers(tiny, monkeypatch):
-    seeds = []
-    monkeypatch.setattr(mx.random, "seed", seeds.append)
-    runner = generator(tiny, temperature=2.0)
-    for texts in (TEXTS[:2], TEXTS[2:4], TEXTS[:2]):
-        runner.generate(texts)
-    assert seeds[0] == seeds[2] != seeds[1]
+def test_a_seed_draws_once_for_all_windows_of_a_job(tiny):
+    def job(seed: int):
+        runner = generator(tiny, temperature=2.0, seed=seed)
+        return [runner.generate(["refund"])[0].text for _ in range(3)]
+
+    assert job(1) == job(1)
+    drawn = [*job(1), *job(2)]  # of which no window is that of another seed either
+    assert len(set(drawn)) == len(drawn)
 
 
 @pytest.mark.parametrize("place", ["generation", "config", "tokenizer"])
@@ -113,8 +115,8 @@ def test_an_end_token_ends_an_answer_wherever_it_is_said(tiny, ending, place, li
 
 def test_the_end_token_of_the_chat_template_ends_an_answer(tiny, ending):
     loaded = ending()
-    template = replace(generator(loaded).prompting.template, end_id=77)
-    assert end_ids(loaded, template) == {77, tiny.tokenizer.eos_token_id}
+    chat = replace(generator(loaded).writer.chat, end_id=77)
+    assert end_ids(loaded, chat) == {77, tiny.tokenizer.eos_token_id}
 
 
 def test_an_end_token_that_the_model_cannot_write_is_no_matter(tiny, ending):
@@ -208,7 +210,7 @@ def test_a_number_that_is_not_finite_is_an_error_of_its_row(tiny):
     model.model.embed_tokens.weight[poisoned] = mx.array(float("nan"))
     answers = generator(replace(tiny, model=model)).generate(["refund", "Q"])
     assert answers[0].error is None
-    assert "no token that can be used behind ''; run it in float32" in answers[1].error
+    assert "not a finite number behind ''; run it in float32" in answers[1].error
     assert answers[1].text is None
 
 
@@ -222,11 +224,22 @@ def test_the_shared_prefix_is_computed_once_for_all_windows(tiny):
 def test_a_run_that_is_stopped_counts_its_finished_rows_alone(tiny):
     runner = generator(tiny, batch_size=1)
     window = runner.prepare([*TEXTS, ""])
-    answers, report = runner.run(window, lambda *_: True)
+    answers, report = runner.run(window, lambda ended: ended > 0)
     done = [row for row, answer in enumerate(answers) if answer is not None]
     assert done == [2, 6]  # the longest goes first, and the empty one needs no run
     assert (report.rows, report.errors) == (7, 1)
     assert report.prompt_tokens == len(window.prompts[2])
+
+
+def test_a_long_job_attends_the_prefix_apart_where_that_is_faster(tiny, monkeypatch):
+    plain = generator(tiny).generate(TEXTS)
+    asked = []
+    monkeypatch.setattr(generate, "job_apart_from", lambda *_, **job: asked.append(job) or 1)
+    runner = generator(tiny)
+    window = runner.prepare(TEXTS)
+    assert runner.run(window)[0] == plain
+    assert asked == [{"tokens": 1, "prefix_length": len(window.prefix), "rows": len(TEXTS)}]
+    assert runner.writer._prefix[1].apart
 
 
 def test_rows_that_do_not_fit_into_memory_together_wait(tiny):
@@ -249,7 +262,7 @@ def test_no_texts_are_no_answers(tiny):
 
 
 def test_an_answer_is_spelled_as_it_was_written(tiny):
-    writer = WindowWriter(tiny, [1], GenerateOptions())
+    writer = WindowWriter(tiny, None, GenerateOptions())
     ids = tiny.tokenizer.encode("Hello , it 's a test .  退款 🙂\n")
     assert writer.text_of(Generated(tuple(ids), "stop")) == "Hello , it 's a test .  退款 🙂\n"
     control = tiny.tokenizer.convert_tokens_to_ids("<|im_start|>")

@@ -33,9 +33,7 @@ def stop_asked() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         asked.append(number)
         with suppress(OSError, RuntimeError):  # the terminal is gone, or is just being written to
-            click.echo(
-                "Ending after the buckets under way; press Ctrl-C again to end now.", err=True
-            )
+            click.echo("Ending after the step under way; press Ctrl-C again to end now.", err=True)
 
     with _handled_by(note):
         yield asked

@@ -27,7 +27,7 @@ class Watch:
     """Who hears of a run, in distinct prompts.
 
     ``expect`` hears of how many a window has, before it runs, and ``advance`` of how many more are
-    done; if that answers True, the run ends there.
+    done, which may be none; if that answers True, the run ends there.
     """
 
     expect: Callable[[int], None] = lambda _: None

@@ -117,7 +117,7 @@ class GenerateTask:
     ) -> tuple[list[TextAnswer | None], Report]:
         window = self.maker.prepare(texts)
         watch.expect(len(window.distinct.first))
-        return self.maker.run(window, lambda *_: watch.advance(1))
+        return self.maker.run(window, watch.advance)
 
     def cells(self, windows: Sequence[list[TextAnswer | None]]) -> list[list[Cells | None]]:
         return [[self._cells(answer) for answer in window] for window in windows]
@@ -152,7 +152,7 @@ class ExtractTask:
     ) -> tuple[list[Extraction | None], Report]:
         asked = self.maker.prepare(texts)
         watch.expect(len(asked.window.distinct.first))
-        return self.maker.run(asked, lambda *_: watch.advance(1))
+        return self.maker.run(asked, watch.advance)
 
     def cells(self, windows: Sequence[list[Extraction | None]]) -> list[list[Cells | None]]:
         return [
