@@ -67,11 +67,9 @@ class Way:
 
     def plan(self, lengths: Sequence[int]) -> Plan:
         """The sorted batches for rows of these suffix lengths."""
-        return (
-            sequential_plan(lengths)
-            if self.batch_size == 1
-            else fixed_plan(lengths, self.batch_size)
-        )
+        if self.batch_size == 1:
+            return sequential_plan(lengths)
+        return fixed_plan(lengths, self.batch_size)
 
     @property
     def title(self) -> str:

@@ -9,9 +9,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mlx_bucket.cli import commands
-from mlx_bucket.cli.writing_subject import end_ids
-from mlx_bucket.loading import load_model
-from mlx_bucket.prompts import chat_template
 from tests.test_writing_parity import attended_pads
 from tests.writing_cases import TEXTS, TRIAGE
 
@@ -65,10 +62,14 @@ def test_json_to_a_schema_is_proved(parity, schema):
     assert all(cell["tokens"] > 6 * 20 for cell in record["cells"])
 
 
-def test_an_instruction_tells_of_the_schema_unless_there_is_another(parity, schema):
-    extract = ["--task", "extract", "--schema", schema, "--show-prompt", *SMALL]
-    assert '"urgency"' in parity(*extract).stderr
-    assert '"urgency"' not in parity(*extract, "--instruction", "Do it.").stderr
+def test_the_prompt_is_that_of_extract(parity, schema, tmp_path, tiny_folder):
+    given = ["--schema", schema, "--instruction", "Give {schema}!", "--show-prompt"]
+    proof = parity("--task", "extract", *given, *SMALL, texts=TEXTS[:1])
+    extract = ["extract", str(tmp_path / "in.jsonl"), "--text", "t", "--model", str(tiny_folder)]
+    done = CliRunner().invoke(commands, [*extract, "--dtype", "float32", *given])
+    prompt, _, _ = done.stderr.partition("assistant\n")
+    assert '"urgency"' in prompt
+    assert prompt in proof.stderr
 
 
 def test_mlx_lms_loop_can_be_asked_for(generate):
@@ -105,25 +106,18 @@ def test_texts_that_are_none_are_passed_over(generate):
     assert "on 2 of 3 texts" in done.stdout
 
 
-def test_the_end_tokens_of_the_config_end_an_answer_too(tiny_model_folder):
-    loaded = load_model(str(tiny_model_folder(eos_token_id=[7, 9])), dtype="float32")
-    template = chat_template(loaded.tokenizer, "Answer.")
-    assert end_ids(loaded, template) == {7, 9, template.end_id}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--task", "generate", *SMALL], "Tell the model what to write with --instruction"),
         (["--task", "extract", *SMALL], "Give --schema with --task extract"),
         (["--labels", "a,b", "--schema", "SCHEMA"], "Give --schema with --task extract"),
         (
             ["--task", "generate", "--instruction", "A.", "--strategy", "planned"],
-            "No way begins with 'planned'; there are: slots 1, slots 8",
+            "No strategy begins with 'planned'; there are: slots 1, slots 8",
         ),
         (
             ["--task", "generate", "--instruction", "A.", "--max-tokens", "600"],
-            "nothing to run",
+            "leave no room for a prompt",
         ),
     ],
 )

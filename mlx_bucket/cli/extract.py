@@ -77,7 +77,7 @@ def _form(given: Mapping[str, Any]) -> dict[str, Any]:
     if len(named) != 1:
         raise UsageError("Say what the answers look like: give one of --schema, --regex, --choice.")
     if given["schema"] is not None:
-        form: dict[str, Any] = {"schema": _read_schema(given["schema"])}
+        form: dict[str, Any] = {"schema": read_schema_file(given["schema"])}
     elif given["regex"] is not None:
         form = {"pattern": given["regex"]}
     else:
@@ -86,7 +86,12 @@ def _form(given: Mapping[str, Any]) -> dict[str, Any]:
     return form
 
 
-def _read_schema(path: Path) -> Any:
+def read_schema_file(path: Path) -> dict[str, Any]:
+    """The schema in a file.
+
+    Raises:
+        UsageError: there is none, or none that can be enforced.
+    """
     schema = json_of(text_of_file(path, "schema file"), f"schema file {path}")
     try:
         return read_schema(schema)

@@ -15,7 +15,7 @@ from mlx_bucket.cli.options import input_options, strategy_option, task_options
 from mlx_bucket.cli.subject import Subject, ask_reference, chosen_by_title, read_subject
 from mlx_bucket.cli.text import percent, table
 from mlx_bucket.cli.writing_parity import prove_writing
-from mlx_bucket.cli.writing_subject import writing_options
+from mlx_bucket.cli.writing_subject import answer_options
 from mlx_bucket.device import environment
 from mlx_bucket.errors import MlxBucketError, UsageError
 from mlx_bucket.labels import Decision
@@ -40,7 +40,7 @@ class Probes(click.ParamType):  # type: ignore[type-arg]
 @click.command()
 @input_options
 @task_options
-@writing_options
+@answer_options
 @click.option(
     "--probes",
     type=Probes(),
@@ -69,12 +69,12 @@ def parity(ctx: click.Context, /, **given: Any) -> None:
     \b
     Example: mlx-bucket parity tickets.csv --text body --labels billing,technical,account
     """
+    if (given["schema"] is not None) != (given["task"] == "extract"):
+        raise UsageError("Give --schema with --task extract, and with no other task.")
     if given["task"] != "classify":
         if not prove_writing(given):
             ctx.exit(MlxBucketError.exit_code)
         return
-    if given["schema"] is not None:
-        raise UsageError("Give --schema with --task extract, and with no other task.")
     everything = read_subject(given)
     lengths = [len(prompt) for prompt in everything.prompts]
     subject = everything.at(choose_probes(lengths, given["probes"] or len(lengths)))

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -31,8 +31,10 @@ from mlx_bucket.sources import ModelSource, resolve
 from mlx_bucket.weights import LoadedModel
 from mlx_bucket.windows import PlanSettings, Task, build_task, default_token_budget, prepare
 from mlx_bucket.workload import LABELS, make_tickets
+from mlx_bucket.writing import Way
 
 WORKLOAD = "the workload"
+Titled = TypeVar("Titled", Strategy, Way)
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,7 @@ def read_subject(given: Mapping[str, Any]) -> Subject:
         UsageError: options contradict each other, or no text has a prompt.
     """
     texts, places, labels = _texts(given)
-    dtype = resolve_dtype(given["dtype"], current_device())
-    quantisation = read_quantisation(given["q_bits"], given["q_group_size"])
-    source = resolve(given["model"], revision=given["revision"], progress=True)
-    loaded = load_source(source, dtype=dtype, quantisation=quantisation, progress=True)
+    source, loaded = load_original(given)
     task = build_task(loaded.tokenizer, loaded.config, labels, **prompt_choices(given))
     if given["show_prompt"]:
         click.echo(task.template.whole_string("{text}"), err=True)
@@ -109,7 +108,22 @@ def read_subject(given: Mapping[str, Any]) -> Subject:
     )
 
 
-def chosen_by_title(strategies: Sequence[Strategy], wanted: Sequence[str]) -> list[Strategy]:
+def load_original(given: Mapping[str, Any]) -> tuple[ModelSource, LoadedModel]:
+    """The model of a command's options, and where its original weights are."""
+    dtype = resolve_dtype(given["dtype"], current_device())
+    quantisation = read_quantisation(given["q_bits"], given["q_group_size"])
+    source = resolve(given["model"], revision=given["revision"], progress=True)
+    return source, load_source(source, dtype=dtype, quantisation=quantisation, progress=True)
+
+
+def read_texts(given: Mapping[str, Any]) -> tuple[list[str | RowError], list[str]]:
+    """The texts of FILE's rows, and where each stands."""
+    with closing(open_input(given)) as reader:
+        rows = list(islice(reader, given["limit"]))
+    return texts_of(rows, given["column"]), [row.where(given["column"]) for row in rows]
+
+
+def chosen_by_title(strategies: Sequence[Titled], wanted: Sequence[str]) -> list[Titled]:
     """The strategies with these titles; a title that none has stands for all that begin so.
 
     Without a wish, all of them.
@@ -155,9 +169,7 @@ def _texts(given: Mapping[str, Any]) -> tuple[Sequence[str | RowError], list[str
     if given["column"] is None:
         raise UsageError("Give the column of the texts with --text.")
     labels = read_labels(given["labels"], given["labels_file"])
-    with closing(open_input(given)) as reader:
-        rows = list(islice(reader, given["limit"]))
-    return texts_of(rows, given["column"]), [row.where(given["column"]) for row in rows], labels
+    return *read_texts(given), labels
 
 
 def _workload(given: Mapping[str, Any]) -> tuple[Sequence[str], list[str], Labels]:

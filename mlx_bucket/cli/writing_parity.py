@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from mlx_bucket.cli.subject import chosen_by_title
 from mlx_bucket.cli.text import table
 from mlx_bucket.cli.writing_subject import (
     WritingSubject,
@@ -17,10 +18,10 @@ from mlx_bucket.cli.writing_subject import (
     read_writing_subject,
 )
 from mlx_bucket.device import environment
-from mlx_bucket.errors import UsageError
 from mlx_bucket.progress import Progress
 from mlx_bucket.writing import Way, WritingTruth
 from mlx_bucket.writing_parity import (
+    Decode,
     Difference,
     WritingCell,
     WritingVerdict,
@@ -38,8 +39,7 @@ def prove_writing(given: Mapping[str, Any]) -> bool:
     Raises:
         UsageError: options contradict each other, or no text has a prompt.
     """
-    sizes = sorted(given["batch_sizes"] or BATCH_SIZES)
-    chosen = _chosen(sizes, given["strategies"])
+    chosen = _chosen(sorted(given["batch_sizes"] or BATCH_SIZES), given["strategies"])
     subject = read_writing_subject(given)
     truth = ask_reference_to_write(subject)
     cells = _cells(subject, truth, chosen)
@@ -52,19 +52,9 @@ def prove_writing(given: Mapping[str, Any]) -> bool:
 
 
 def _chosen(sizes: Sequence[int], wanted: Sequence[str]) -> list[Way]:
-    """Our ways; with a wish, those of ours and of mlx-lm that begin so."""
-    ours = ways(sizes)
-    if not wanted:
-        return ours
-    every = [
-        *ours,
-        *(Way("batch_generate", size, each) for each in (False, True) for size in sizes),
-    ]
-    for title in wanted:
-        if not any(way.title.startswith(title) for way in every):
-            titles = ", ".join(way.title for way in every)
-            raise UsageError(f"No way begins with {title!r}; there are: {titles}.")
-    return [way for way in every if way.title.startswith(tuple(wanted))]
+    """Our ways; with a wish, those of ours and of mlx-lm's that have these titles."""
+    theirs = [Way("batch_generate", size, each) for each in (False, True) for size in sizes]
+    return chosen_by_title([*ways(sizes), *(theirs if wanted else ())], wanted)
 
 
 def _cells(
@@ -78,9 +68,9 @@ def _cells(
     return cells
 
 
-def _decode(subject: WritingSubject) -> Any:
+def _decode(subject: WritingSubject) -> Decode:
     tokenizer = subject.loaded.tokenizer
-    return lambda ids: tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    return lambda ids: str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
 
 def _record(
