@@ -6,7 +6,7 @@ The full size is a command: ``mlx-bucket parity tickets.csv --text body --task g
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -26,7 +26,8 @@ class Size:
     max_tokens: int
 
 
-SIZES = {"smollm2": Size("smollm2-135m", 16, 48), "qwen_coder": Size("qwen2.5-coder-0.5b", 8, 32)}
+SIZES = {"smollm2": Size("smollm2-135m", 8, 24), "qwen_coder": Size("qwen2.5-coder-0.5b", 3, 16)}
+SLOTS = (2, 8)  # the first makes rows wait, the second has room for all
 INSTRUCTION = "You answer support tickets. Write a short and friendly answer to the ticket."
 TICKET = {
     "type": "object",
@@ -54,17 +55,17 @@ def test_free_text_is_transformers_generate_token_for_token(asked):
     scene, size = asked
     job = scene.free(size.max_tokens, frozenset([scene.template.end_id]))
     truth = scene.truth(job)
-    cells = list(run_ways(scene.writer, job, truth, ways((1, 8, 32)), scene.decode))
+    cells = list(run_ways(scene.writer, job, truth, ways(SLOTS), scene.decode))
     assert writing_verdict(cells, truth, "float32").faults == ()
-    assert [cell.agreement for cell in cells] == [1.0] * 6
+    assert [cell.agreement for cell in cells] == [1.0] * 4
     assert len({answer.ids for answer in truth.answers}) > size.tickets / 2
 
 
 def test_json_to_a_schema_is_transformers_generate_token_for_token(asked):
-    scene, size = asked
-    job = replace(scene.bound_by(TICKET), max_tokens=2 * size.max_tokens)
+    scene, _ = asked
+    job = scene.bound_by(TICKET, max_tokens=64)
     truth = scene.truth(job)
-    cells = list(run_ways(scene.writer, job, truth, ways((8,)), scene.decode))
+    cells = list(run_ways(scene.writer, job, truth, ways(SLOTS), scene.decode))
     assert writing_verdict(cells, truth, "float32").faults == ()
-    assert [cell.agreement for cell in cells] == [1.0] * 2
+    assert [cell.agreement for cell in cells] == [1.0] * 4
     assert "stop" in {answer.finish for answer in truth.answers}
