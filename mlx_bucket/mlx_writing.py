@@ -79,9 +79,9 @@ class MlxWriter:
             apart_from=self.apart_from,
         )
         prefix = compute_prefix(
-            self.model.model,
+            decoder.model.model,
             prefix_ids.tolist(),
-            len(self.model.layers),
+            len(decoder.model.layers),
             apart=len(prefix_ids) >= self.apart_from,
         )
         constraints = [job.grammar.start() for _ in suffixes] if job.grammar else None
