@@ -67,12 +67,14 @@ def bucket_bytes(
 ) -> int:
     """Bytes that one bucket needs beside the weights; ``kept`` if a trie needs its keys again."""
     item = ITEM_BYTES[dtype]
-    keys = rows * (prefix_length + length) * _key_bytes(shape, dtype)
+    # Two layers' at a time with a copy of the prefix before them, and every layer's own if kept.
+    own_layers = shape.layers if kept else 0
+    keys = rows * (2 * (prefix_length + length) + own_layers * length) * _key_bytes(shape, dtype)
     widest = max(3 * shape.intermediate, 3 * shape.heads * shape.head_dim)
     activations = rows * length * (4 * shape.hidden + widest) * item
     unfused = device.kind == "cpu"
     scores = 3 * rows * shape.heads * length * (prefix_length + length) * item if unfused else 0
-    return activations + scores + keys * (shape.layers if kept else 2)
+    return activations + scores + keys
 
 
 def token_budget(

@@ -38,6 +38,13 @@ def test_the_launch_cost_is_bounded():
     assert LaunchTimes(seconds_per_launch=3000.0, seconds_per_token=1e-300).cost == HIGHEST_COST
 
 
+def test_a_prefix_is_not_copied_for_every_layer_where_keys_are_kept():
+    def of_prefix(kept: bool) -> int:
+        return cost(8, 64, 1000, kept=kept) - cost(8, 64, 0, kept=kept)
+
+    assert of_prefix(kept=True) == of_prefix(kept=False) > 0
+
+
 def test_an_estimate_adds_launches_and_tokens():
     times = LaunchTimes(seconds_per_launch=0.5, seconds_per_token=0.01)
     assert times.estimate(launches=4, tokens=100) == pytest.approx(3.0)
