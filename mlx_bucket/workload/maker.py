@@ -1,4 +1,4 @@
-"""Makes support tickets of given lengths, with their gold labels.
+"""Makes support tickets of given lengths, with their gold labels and fields.
 
 The lengths are the article's: quantiles of a clipped lognormal, one a ticket, in random order. Each
 ticket says one concern; details, remarks and a short end make it exactly as long as it should be.
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from statistics import NormalDist
 from typing import TypeVar
 
 from mlx_bucket.workload import phrases
+from mlx_bucket.workload.fields import Said, filled, first_said
 from mlx_bucket.workload.languages import LANGUAGES, Language
 from mlx_bucket.workload.tokens import count_tokens
 
@@ -33,11 +34,19 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Ticket:
-    """A text with the label that a careful reader would give it."""
+    """A text, the label that a careful reader would give it, and what they would copy out of it.
+
+    A field is written as it stands in the body, of two the one of the main concern (see
+    ``fields``); it is None where the body says none.
+    """
 
     id: str
     body: str
     label: str
+    order: str | None
+    product: str | None
+    date: str | None
+    amount: str | None
 
 
 def make_tickets(count: int, seed: int) -> list[Ticket]:
@@ -49,7 +58,8 @@ def make_tickets(count: int, seed: int) -> list[Ticket]:
     tickets: dict[str, Ticket] = {}
     for number, (label, length) in enumerate(zip(labels, lengths, strict=True), start=1):
         body = _new_body(random, label, length - PROMPT_TOKENS, tickets)
-        tickets[body] = Ticket(f"T{number:06d}", body, label)
+        name, fields = f"T{number:06d}", asdict(body.fields)
+        tickets[body.text] = Ticket(name, body.text, label, **fields)
     return list(tickets.values())
 
 
@@ -61,63 +71,70 @@ def _lengths(random: Random, count: int) -> Iterator[int]:
         yield round(min(max(SHORTEST + tail, SHORTEST), LONGEST))
 
 
-def _new_body(random: Random, label: str, tokens: int, taken: Container[str]) -> str:
+def _new_body(random: Random, label: str, tokens: int, taken: Container[str]) -> Said:
     """A body that no ticket has yet; some sentence always has a number to vary."""
-    while (body := _body(random, label, tokens)) in taken:
+    while (body := _body(random, label, tokens)).text in taken:
         pass
     return body
 
 
-def _body(random: Random, label: str, tokens: int) -> str:
+def _body(random: Random, label: str, tokens: int) -> Said:
     """A body of exactly ``tokens`` tokens, or as near below as was found."""
     foreign = random.random() < FOREIGN_SHARE
-    best = ""
+    best = Said("")
     for _ in range(TRIES):
         if foreign:
             body = _foreign(random, _pick(random, LANGUAGES), label, tokens)
         else:
             body = _english(random, label, tokens)
-        if count_tokens(body) == tokens:
+        if count_tokens(body.text) == tokens:
             return body
-        if count_tokens(best) < count_tokens(body) < tokens:
+        if count_tokens(best.text) < count_tokens(body.text) < tokens:
             best = body
         foreign = foreign and random.random() < 0.8  # a language may have no phrase that fits
-    return best or _english(random, label, tokens)
+    return best if best.text else _english(random, label, tokens)
 
 
-def _english(random: Random, label: str, tokens: int) -> str:
+def _english(random: Random, label: str, tokens: int) -> Said:
     """A greeting, the concern with details and remarks about it, and a signature, as they fit."""
     head = f"{_pick(random, phrases.GREETINGS)}\n" if tokens > 30 and random.random() < 0.6 else ""
-    tail = _filled(random, _pick(random, phrases.SIGNATURES)) if random.random() < 0.4 else ""
+    tail = _said(random, _pick(random, phrases.SIGNATURES)).text if random.random() < 0.4 else ""
     tail = f"\n\n{tail}" if tail and tokens > 40 else ""
-    sentences = [_filled(random, _pick(random, phrases.CONCERNS[label]))]
+    concern = _said(random, _pick(random, phrases.CONCERNS[label]))
     happy = label == "opinion"
     if random.random() < EMOJI_SHARE:
-        sentences[0] += _pick(random, phrases.HAPPY_EMOJI if happy else phrases.EMOJI)
+        emoji = _pick(random, phrases.HAPPY_EMOJI if happy else phrases.EMOJI)
+        concern = replace(concern, text=concern.text + emoji)
+    sentences = [concern]
     before = _below(random, 3) if tokens > 60 else 0
-    room = tokens - count_tokens(head + sentences[0] + tail) - ASK_TOKENS
+    room = tokens - count_tokens(head + concern.text + tail) - ASK_TOKENS
     remarks = phrases.REMARKS if happy else phrases.REMARKS + phrases.COMPLAINTS
     for template in _mixed(random, phrases.DETAILS[label], remarks):
         if room < SHORTEST_SENTENCE:
             break
-        sentence = _misspelt(random, _filled(random, template))
-        cost = count_tokens(f" {sentence}")
+        sentence = _misspelt(random, _said(random, template))
+        cost = count_tokens(f" {sentence.text}")
         if cost > room:
             continue
         room -= cost
         sentences.insert(0 if len(sentences) <= before else len(sentences), sentence)
-    ends = [*phrases.ASKS[label], *(_filled(random, thanks) for thanks in phrases.THANKS)]
-    return _completed(random, head + _joined(sentences), tail, tokens, ends, " ")
+    ends = [*phrases.ASKS[label], *(_said(random, thanks).text for thanks in phrases.THANKS)]
+    body = head + _joined([sentence.text for sentence in sentences])
+    text = _completed(random, body, tail, tokens, ends, " ")
+    return Said(text, first_said(concern, *sentences))
 
 
-def _foreign(random: Random, language: Language, label: str, tokens: int) -> str:
-    concern = _filled(random, _pick(random, language.concerns[label]))
-    body = language.greeting + language.between + concern
+def _foreign(random: Random, language: Language, label: str, tokens: int) -> Said:
+    concern = _said(random, _pick(random, language.concerns[label]))
+    body, said = language.greeting + language.between + concern.text, [concern]
     for template in _shuffled(random, language.remarks):
-        longer = body + language.between + _filled(random, template)
+        remark = _said(random, template)
+        longer = body + language.between + remark.text
         if count_tokens(longer) <= tokens:
             body = longer
-    return _completed(random, body, "", tokens, language.fillers, language.between)
+            said.append(remark)
+    text = _completed(random, body, "", tokens, language.fillers, language.between)
+    return Said(text, first_said(*said))
 
 
 def _completed(
@@ -152,39 +169,42 @@ def _joined(sentences: Sequence[str]) -> str:
     return "\n\n".join(" ".join(paragraph) for paragraph in paragraphs)
 
 
-def _filled(random: Random, template: str) -> str:
-    """The phrase with its slots filled."""
-    if "{" not in template:
-        return template
+def _said(random: Random, template: str) -> Said:
+    """The phrase with its slots filled; one without slots draws nothing."""
+    return filled(template, _slots(random)) if "{" in template else Said(template)
+
+
+def _slots(random: Random) -> dict[str, str]:
+    """Something for every slot, drawn in this order, on which every later draw depends."""
     first, last = _pick(random, phrases.FIRST_NAMES), _pick(random, phrases.LAST_NAMES)
     day, month = 1 + _below(random, 28), _pick(random, phrases.MONTHS)
     price = 20 + _below(random, 280)
-    return template.format(
-        first=first,
-        last=last,
-        mail=f"{first.lower()}@example.com",
-        order=10_000 + _below(random, 90_000),
-        amount=f"${price}.{_below(random, 100):02d}",
-        amount2=f"${price - 1 - _below(random, 15)}.00",
-        count=10 + _below(random, 40),
-        count2=2 + _below(random, 8),
-        code=400 + _below(random, 160),
-        version=f"{1 + _below(random, 9)}.{_below(random, 20)}",
-        year=2008 + _below(random, 17),
-        date=f"{month} {day}",
-        month=month,
-        city=_pick(random, phrases.CITIES),
-        product=_pick(random, phrases.PRODUCTS),
-        weekday=_pick(random, phrases.WEEKDAYS),
-    )
+    return {
+        "first": first,
+        "last": last,
+        "mail": f"{first.lower()}@example.com",
+        "order": str(10_000 + _below(random, 90_000)),
+        "amount": f"${price}.{_below(random, 100):02d}",
+        "amount2": f"${price - 1 - _below(random, 15)}.00",
+        "count": str(10 + _below(random, 40)),
+        "count2": str(2 + _below(random, 8)),
+        "code": str(400 + _below(random, 160)),
+        "version": f"{1 + _below(random, 9)}.{_below(random, 20)}",
+        "year": str(2008 + _below(random, 17)),
+        "date": f"{month} {day}",
+        "month": month,
+        "city": _pick(random, phrases.CITIES),
+        "product": _pick(random, phrases.PRODUCTS),
+        "weekday": _pick(random, phrases.WEEKDAYS),
+    }
 
 
-def _misspelt(random: Random, sentence: str) -> str:
-    """Now and then a word as people mistype it."""
+def _misspelt(random: Random, sentence: Said) -> Said:
+    """Now and then a word as people mistype it; no typo is one of a field."""
     if random.random() > 0.08:
         return sentence
-    words = sentence.split(" ")
-    return " ".join(phrases.TYPOS.get(word, word) for word in words)
+    words = sentence.text.split(" ")
+    return replace(sentence, text=" ".join(phrases.TYPOS.get(word, word) for word in words))
 
 
 def _pick(random: Random, items: Sequence[Item]) -> Item:
