@@ -38,8 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     users = os.environ.setdefault(USERS_VARIABLE, os.environ.get(VARIABLE, ""))
     config.stash[USERS_CACHE] = users or None
     os.environ[VARIABLE] = own.name
-    # A shell that starts tests in the background has them ignore Ctrl-C, and so their children.
+    # Tests that a shell starts in the background, or nohup, ignore these signals, as do their children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(wrapper=True)

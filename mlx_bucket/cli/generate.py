@@ -48,7 +48,7 @@ from mlx_bucket.jobs.tasks import GenerateTask, generate_columns
     type=click.IntRange(min=0, max=2**32 - 1),
     default=0,
     show_default=True,
-    help="Another seed draws other answers; a row's draw depends on --window, too.",
+    help="Another seed draws other answers; so do another --window and --batch-size.",
 )
 @output_options
 @click.pass_context

@@ -31,8 +31,8 @@ EXTRACTION_SCHEMA: dict[str, Any] = {
     "properties": {
         "order": _said("number of the order, invoice, parcel or case", 12),
         "product": _said("product that was bought", 30),
-        "date": _said("day, such as May 3", 20),
-        "amount": _said("sum of money with its sign, such as $120.50", 12),
+        "date": _said("day of the month", 20),
+        "amount": _said("sum of money, with its sign", 12),
     },
     "required": list(FIELDS),
     "additionalProperties": False,
