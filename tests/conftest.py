@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     users = os.environ.setdefault(USERS_VARIABLE, os.environ.get(VARIABLE, ""))
     config.stash[USERS_CACHE] = users or None
     os.environ[VARIABLE] = own.name
-    # Tests that a shell starts in the background, or nohup, ignore these signals, as do their children.
+    # Tests started in the background or by nohup ignore these signals, as do their children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
