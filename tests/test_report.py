@@ -339,15 +339,17 @@ def test_the_text_table_is_aligned_and_names_every_strategy():
 def test_the_markdown_table_has_a_line_a_strategy_and_equal_columns():
     first = replace(example().measured[0], strategy="a|b")
     result = replace(example(), measured=(first, *example().measured[1:]))
-    lines = markdown_table(result, columns_for_report()).splitlines()
+    lines = markdown_table(result, columns_for_report(example())).splitlines()
     assert len(lines) == 2 + len(result.measured)
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {
-        2 + len(columns_for_report())
+        2 + len(columns_for_report(example()))
     }
 
 
 def test_the_markdown_table_shows_the_columns_that_are_asked_for():
-    speed = next(each for each in columns_for_report() if each.title == "speed against first")
+    speed = next(
+        each for each in columns_for_report(example()) if each.title == "speed against first"
+    )
     last = example().measured[-1]
     line = markdown_table(example(), [speed]).splitlines()[-1]
     assert line == f"| {last.strategy} | {number(against_first(example(), last))}× |"

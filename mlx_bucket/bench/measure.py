@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,8 +21,11 @@ from mlx_bucket.bench.roofline import Need, attention_flops, limit_seconds, loss
 from mlx_bucket.labels import Ints
 from mlx_bucket.memory import ModelShape
 from mlx_bucket.parity import LOOPS, choose_probes
+from mlx_bucket.prompts import Ids
 
 WARM_UP_ROWS = 8
+Entrant = TypeVar("Entrant")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def warm_up(contestants: Sequence[Contestant], job: Job) -> dict[str, float]:
 
     The guess is by tokens, from the second of two small runs.
     """
-    few = Job(tuple(job.prompts[row] for row in _few(job)), job.trie, job.decision)
+    few = Job(few_of(job.prompts), job.trie, job.decision)
     guesses = {}
     for contestant in contestants:
         backend, strategy = contestant.backend, contestant.strategy
@@ -83,19 +87,33 @@ def measure(
     on_run: Callable[[Contestant, Run], object] = lambda *_: None,
 ) -> list[Measured]:
     """Run every contestant once a round, and sum up."""
-    runs: list[list[Run]] = [[] for _ in contestants]
-    for _ in range(rounds):
-        for contestant, found in zip(contestants, runs, strict=True):
-            found.append(contestant.backend.run(job, contestant.strategy))
-            on_run(contestant, found[-1])
+
+    def run(contestant: Contestant) -> Run:
+        found = contestant.backend.run(job, contestant.strategy)
+        on_run(contestant, found)
+        return found
+
     return [
-        _measured(contestant, job, found, scale, checked)
-        for contestant, found in zip(contestants, runs, strict=True)
+        _measured(contestant, job, runs, scale, checked)
+        for contestant, runs in in_turn(contestants, rounds, run)
     ]
 
 
-def _few(job: Job) -> Ints:
-    return choose_probes([len(ids) for ids in job.prompts], WARM_UP_ROWS)
+def in_turn(
+    entrants: Sequence[Entrant], rounds: int, run: Callable[[Entrant], Result]
+) -> list[tuple[Entrant, list[Result]]]:
+    """Each entrant with its results, one a round; every round runs all of them in their order."""
+    results: list[list[Result]] = [[] for _ in entrants]
+    for _ in range(rounds):
+        for entrant, found in zip(entrants, results, strict=True):
+            found.append(run(entrant))
+    return list(zip(entrants, results, strict=True))
+
+
+def few_of(prompts: Sequence[Ids]) -> tuple[Ids, ...]:
+    """Some prompts of all lengths, to warm up with."""
+    rows = choose_probes([len(ids) for ids in prompts], WARM_UP_ROWS)
+    return tuple(prompts[row] for row in rows)
 
 
 def _measured(

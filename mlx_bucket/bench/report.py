@@ -45,6 +45,7 @@ from mlx_bucket.bench.tables import (
     number,
     percent,
     useful_share,
+    writing_sentences,
 )
 from mlx_bucket.errors import UsageError
 
@@ -91,11 +92,11 @@ def _page(result: BenchResult, shown: list[dict[str, Any]]) -> str:
     )
     source = files("mlx_bucket.bench").joinpath("report.html.jinja").read_text(encoding="utf-8")
     rounds = sorted({len(found.seconds) for found in result.measured})
-    columns = columns_for_report()
+    columns = columns_for_report(result)
     return environment.from_string(source).render(
         result=result,
         headline=headline(result),
-        agreement=agreement_sentence(result),
+        agreement=" ".join(filter(None, [agreement_sentence(result), writing_sentences(result)])),
         lengths=lengths_sentence(result),
         rounds=" or ".join(map(str, rounds)),
         columns=[column.title for column in columns],

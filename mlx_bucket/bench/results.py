@@ -46,8 +46,10 @@ class Loss:
 class Measured:
     """One strategy of one backend: seconds of each round, and what was counted.
 
-    ``agreement`` is the share of labels equal to the reference's; ``largest_difference`` that of
+    ``agreement`` is the share of answers equal to the reference's; ``largest_difference`` that of
     the labels' log-probabilities; both None without a reference, the second for winners alone.
+    Where answers are written, ``answer_tokens`` are theirs, and ``field_accuracy`` is that of the
+    extracted fields, by ``workload.field_accuracy``.
     """
 
     backend: str
@@ -63,6 +65,8 @@ class Measured:
     largest_difference: float | None = None
     limit_share: float | None = None
     loss: Loss | None = None
+    answer_tokens: int | None = None
+    field_accuracy: Mapping[str, float] | None = None
 
     @property
     def median_seconds(self) -> float:
@@ -86,7 +90,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """A whole benchmark. ``lengths`` are the prompts' tokens, ``prefix_length`` of each shared."""
+    """A whole benchmark. ``lengths`` are the prompts' tokens, ``prefix_length`` of each shared.
+
+    ``null_accuracy`` is the accuracy of fields that null in each of them would have.
+    """
 
     date: str
     model: str
@@ -96,6 +103,13 @@ class BenchResult:
     prefix_length: int
     rates: Rates | None
     measured: tuple[Measured, ...]
+    task: str = "classify"
+    null_accuracy: Mapping[str, float] | None = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether answers are written, not chosen."""
+        return self.task != "classify"
 
     def of(self, backend: str, strategy: str) -> Measured:
         """The measurement with these names (of a backend, its first word is enough)."""

@@ -7,15 +7,18 @@ an en dash, never a zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from statistics import median
+from statistics import fmean, median
 
 from mlx_bucket.bench.results import BenchResult, Measured
+from mlx_bucket.workload import FIELDS
 
 MISSING = "–"
 MAIN_STRATEGY = "planned + shared prefix"
+MAIN_WAY = re.compile(r"slots \d+ \+ shared prefix")
 TERMINAL_WIDTH = 100
 
 
@@ -83,47 +86,44 @@ def against_first(result: BenchResult, found: Measured) -> float:
     return found.rows_per_second / first.rows_per_second
 
 
+def forced_share(found: Measured) -> float | None:
+    """The share of an answer's tokens that had no alternative, so that nothing was computed."""
+    return found.work.forced_tokens / found.answer_tokens if found.answer_tokens else None
+
+
+def answered_per_second(found: Measured) -> float:
+    """Tokens of answers a second."""
+    return (found.answer_tokens or 0) / found.median_seconds
+
+
+def fields_right(found: Measured) -> float | None:
+    """The share of extracted fields that are the gold ones."""
+    return _mean_of_fields(found.field_accuracy)
+
+
 def main_of(result: BenchResult) -> Measured:
-    """Our strategy on MLX; on the first backend that has it, or the fastest, where MLX is not."""
-    ours = [each for each in result.measured if each.strategy == MAIN_STRATEGY]
+    """The fastest of ours on MLX; of ours elsewhere, or of all, where there is none."""
+    ours = [each for each in result.measured if _is_main(each.strategy)]
     on_mlx = [each for each in ours if each.backend.startswith("mlx")]
-    fastest = max(result.measured, key=lambda each: each.rows_per_second)
-    return next(iter(on_mlx or ours), fastest)
+    return max(on_mlx or ours or result.measured, key=lambda each: each.rows_per_second)
 
 
-def columns_for_report() -> tuple[Column, ...]:
-    """All figures, in the order in which one asks for them."""
-    return (
-        Column("rows/s", "rows/s", lambda _, m: number(m.rows_per_second)),
-        Column("spread", "spread", lambda _, m: percent(m.spread)),
-        Column("speed against first", "speed", lambda r, m: f"{number(against_first(r, m))}×"),
-        Column(
-            "prompt tokens/s", "tokens/s", lambda _, m: number(m.prompt_tokens / m.median_seconds)
-        ),
-        Column("tokens forwarded", "forwarded", lambda _, m: f"{m.work.tokens_forwarded:,}"),
-        Column("padding of processed", "padding", lambda _, m: percent(m.padding_share)),
-        Column("padding over real", "over real", lambda _, m: percent(padding_over_real(m))),
-        Column("decode steps", "steps", lambda _, m: f"{m.work.decode_steps:,}"),
-        Column("peak memory", "peak", lambda _, m: gibibytes(m.peak_bytes)),
-        Column("host share", "host", lambda _, m: percent(m.host_share)),
-        Column("share of limit", "of limit", lambda _, m: percent(m.limit_share)),
-        Column("agreement", "agreement", lambda _, m: percent(m.agreement)),
-        Column("largest difference", "difference", lambda _, m: small(m.largest_difference)),
-    )
+def columns_for_report(result: BenchResult) -> tuple[Column, ...]:
+    """All figures of a task, in the order in which one asks for them."""
+    return _WRITING_COLUMNS if result.writes else _LABEL_COLUMNS
 
 
-def columns_for_text() -> tuple[Column, ...]:
+def columns_for_text(result: BenchResult) -> tuple[Column, ...]:
     """The main figures, where there is no room for all."""
-    wanted = (
-        "rows/s",
-        "spread",
-        "speed against first",
-        "tokens forwarded",
-        "padding of processed",
-        "peak memory",
-        "agreement",
-    )
-    return tuple(column for column in columns_for_report() if column.title in wanted)
+    return tuple(c for c in columns_for_report(result) if c.title in _MAIN_TITLES)
+
+
+def _is_main(strategy: str) -> bool:
+    return strategy == MAIN_STRATEGY or MAIN_WAY.fullmatch(strategy) is not None
+
+
+def _mean_of_fields(accuracy: Mapping[str, float] | None) -> float | None:
+    return fmean(accuracy[name] for name in FIELDS) if accuracy else None
 
 
 def by_backend(measured: Iterable[Measured]) -> list[tuple[str, list[Measured]]]:
@@ -146,7 +146,8 @@ def headline(result: BenchResult) -> str:
             if other is not main
         ]
         clauses += [f"{_listed(ratios)} {where}"] if ratios else []
-    own = f"On {main.backend}, {main.strategy} labels {number(main.rows_per_second)} rows/s"
+    verb = "answers" if result.writes else "labels"
+    own = f"On {main.backend}, {main.strategy} {verb} {number(main.rows_per_second)} rows/s"
     return f"{own}{': ' if clauses else ''}{'; '.join(clauses)}."
 
 
@@ -155,11 +156,29 @@ def agreement_sentence(result: BenchResult) -> str:
     main = main_of(result)
     if main.agreement is None:
         return "Its answers were not compared with a reference."
-    sentence = f"{percent(main.agreement)} of its labels equal the reference's"
+    noun = "answers" if result.writes else "labels"
+    sentence = f"{percent(main.agreement)} of its {noun} equal the reference's"
     if main.largest_difference is None:
         return f"{sentence}."
     difference = small(main.largest_difference)
     return f"{sentence}; the largest difference of a label's log-probability is {difference}."
+
+
+def writing_sentences(result: BenchResult) -> str:
+    """How much of our answers had no alternative, and how many of their fields are right."""
+    main = main_of(result)
+    sentences = []
+    if main.work.forced_tokens:
+        sentences.append(
+            f"{percent(forced_share(main))} of its answers' tokens had no alternative, so that "
+            "none of them was computed for."
+        )
+    if main.field_accuracy and result.null_accuracy:
+        sentences.append(
+            f"{percent(fields_right(main))} of the fields are right, where null in all of them "
+            f"would have {percent(_mean_of_fields(result.null_accuracy))}."
+        )
+    return " ".join(sentences)
 
 
 def lengths_sentence(result: BenchResult) -> str:
@@ -187,7 +206,7 @@ def markdown_table(result: BenchResult, columns: Sequence[Column]) -> str:
 
 def text_table(result: BenchResult) -> str:
     """The main figures as aligned columns that fit a terminal."""
-    columns = columns_for_text()
+    columns = columns_for_text(result)
     head = [column.short for column in columns]
     cells = [[column.cell(result, found) for column in columns] for found in result.measured]
     widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
@@ -215,3 +234,47 @@ def _markdown_line(cells: Sequence[str]) -> str:
 
 def _listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+_SPEED = (
+    Column("rows/s", "rows/s", lambda _, m: number(m.rows_per_second)),
+    Column("spread", "spread", lambda _, m: percent(m.spread)),
+    Column("speed against first", "speed", lambda r, m: f"{number(against_first(r, m))}×"),
+    Column("prompt tokens/s", "tokens/s", lambda _, m: number(m.prompt_tokens / m.median_seconds)),
+)
+_COUNTS = (
+    Column("tokens forwarded", "forwarded", lambda _, m: f"{m.work.tokens_forwarded:,}"),
+    Column("padding of processed", "padding", lambda _, m: percent(m.padding_share)),
+    Column("padding over real", "over real", lambda _, m: percent(padding_over_real(m))),
+    Column("decode steps", "steps", lambda _, m: f"{m.work.decode_steps:,}"),
+    Column("peak memory", "peak", lambda _, m: gibibytes(m.peak_bytes)),
+)
+_AGREEMENT = Column("agreement", "agreement", lambda _, m: percent(m.agreement))
+_LABEL_COLUMNS = (
+    *_SPEED,
+    *_COUNTS,
+    Column("host share", "host", lambda _, m: percent(m.host_share)),
+    Column("share of limit", "of limit", lambda _, m: percent(m.limit_share)),
+    _AGREEMENT,
+    Column("largest difference", "difference", lambda _, m: small(m.largest_difference)),
+)
+_WRITING_COLUMNS = (
+    *_SPEED,
+    Column("answer tokens/s", "written/s", lambda _, m: number(answered_per_second(m))),
+    *_COUNTS,
+    Column("forced tokens", "forced", lambda _, m: percent(forced_share(m))),
+    _AGREEMENT,
+    Column("fields right", "fields", lambda _, m: percent(fields_right(m))),
+)
+_MAIN_TITLES = (
+    "rows/s",
+    "spread",
+    "speed against first",
+    "answer tokens/s",
+    "tokens forwarded",
+    "padding of processed",
+    "peak memory",
+    "forced tokens",
+    "agreement",
+    "fields right",
+)
