@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 
 from mlx_bucket.bench.results import BenchResult, read_result, write_result
 from mlx_bucket.bench.tables import (
@@ -23,8 +25,15 @@ from mlx_bucket.bench.writing import (
     measure_writing,
     warm_up_writing,
 )
+from mlx_bucket.cli import commands
+from mlx_bucket.cli.writing_contest import gate_writer
+from mlx_bucket.cli.writing_subject import WritingSubject
+from mlx_bucket.errors import MlxBucketError
 from mlx_bucket.reference.strategies import TorchWriter
-from mlx_bucket.writing import Way, WritingTruth
+from mlx_bucket.sources import resolve
+from mlx_bucket.workload import make_tickets
+from mlx_bucket.writing import Way, WritingJob, WritingRun, WritingTruth
+from tests.tiny_models import write_tiny_model
 from tests.writing_cases import Scene, make_scene
 
 SHARED = Way("slots", 4, shared_prefix=True)
@@ -133,3 +142,94 @@ def test_a_result_is_read_as_it_was_written_and_tells_its_figures(scene, tmp_pat
     assert "largest difference" not in titles
     assert "| 50.0 % |" in markdown_table(result, columns_for_report(result))
     assert max(map(len, text_table(result).splitlines())) <= 100
+
+
+def bench(folder, *more: str) -> Result:
+    fixed = ["--rows", "6", "--rounds", "1", "--probes", "4", "--batch-size", "3", "--truncate"]
+    return CliRunner().invoke(commands, ["bench", "--model", str(folder), *fixed, *more])
+
+
+def test_the_command_measures_how_free_text_is_written(tiny_folder, tmp_path):
+    done = bench(
+        tiny_folder, "--task", "generate", "--max-tokens", "4", "-o", str(tmp_path / "r.html")
+    )
+    assert done.exit_code == 0, done.stderr
+    result = read_result(tmp_path / "r.json")
+    assert result.task == "generate"
+    assert [(m.backend.split()[0], m.strategy) for m in result.measured] == [
+        ("mlx", "batch_generate 3"),
+        ("mlx", "batch_generate 3 + shared prefix"),
+        ("mlx", "slots 3"),
+        ("mlx", "slots 3 + shared prefix"),
+        ("torch", "generate 1"),
+        ("torch", "generate 3"),
+    ]
+    assert {m.agreement for m in result.measured} == {1.0}
+    assert "6 strategies in 1 rounds over" in done.stderr
+    assert "answer tokens/s" in (tmp_path / "r.html").read_text()
+
+
+def test_the_tickets_fields_are_extracted_and_scored(tmp_path):
+    folder = write_tiny_model(tmp_path / "wide")
+    config = json.loads((folder / "config.json").read_text())
+    wider = {**config, "max_position_embeddings": 2048}  # the schema alone fills the usual 512
+    (folder / "config.json").write_text(json.dumps(wider))
+    mine = ["--task", "extract", "--strategy", "slots 3 +", "--backend", "mlx", "--json"]
+    done = bench(folder, *mine, "--probes", "0")
+    assert done.exit_code == 0, done.stderr
+    record = json.loads(done.stdout)
+    (found,) = record["measured"]
+    assert found["work"]["forced_tokens"] > 0
+    assert set(found["field_accuracy"]) == set(record["null_accuracy"]) == set(FIELD_NAMES)
+    unsaid = [ticket.product is None for ticket in make_tickets(6, seed=1)]
+    assert record["null_accuracy"]["product"] == sum(unsaid) / 6 < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--task", "generate", "--schema", "{file}"], "and with no other task"),
+        (["--schema", "{file}"], "and with no other task"),
+        (["{file}", "--text", "t", "--task", "extract"], "Give the schema of the answers"),
+        (["--task", "generate", "--labels", "a,b"], "has no labels"),
+        (["{file}", "--task", "generate"], "Give the column of the texts"),
+    ],
+)
+def test_options_that_the_task_has_no_use_for_are_refused(tiny_folder, tmp_path, options, message):
+    (tmp_path / "in.jsonl").write_text('{"t": "hello"}\n')
+    done = bench(tiny_folder, *(each.format(file=tmp_path / "in.jsonl") for each in options))
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+
+
+class Lying:
+    """A writer that answers as another, to the rows in reverse."""
+
+    name = "torch mps float16"
+
+    def __init__(self, scene: Scene) -> None:
+        self.writer = TorchWriter(scene.reference)
+
+    def run(self, job: WritingJob, way: Way) -> WritingRun:
+        run = self.writer.run(job, way)
+        return replace(run, answers=run.answers[::-1])
+
+
+def test_a_device_that_writes_other_answers_is_not_timed(scene, tiny_folder):
+    job = scene.free()
+    rows = np.arange(len(job.prompts))
+    places = tuple(map(str, rows))
+    subject = WritingSubject(
+        resolve(str(tiny_folder)),
+        scene.loaded,
+        scene.template,
+        job,
+        scene.texts,
+        scene.prompts,
+        places,
+        len(rows),
+    )
+    checked = CheckedAnswers(rows, scene.truth(job))
+    gate_writer(TorchWriter(scene.reference), "float16", subject, checked)
+    with pytest.raises(MlxBucketError, match="other answers than the reference"):
+        gate_writer(Lying(scene), "float16", subject, checked)

@@ -21,12 +21,16 @@ from mlx_bucket.cli.contest import (
 )
 from mlx_bucket.cli.options import optional_input_options, strategy_option, task_options
 from mlx_bucket.cli.subject import Subject, chosen_by_title, read_subject
+from mlx_bucket.cli.writing_contest import measure_written
+from mlx_bucket.cli.writing_subject import answer_options
+from mlx_bucket.errors import UsageError
 
 
 @click.command()
 @optional_input_options
 @workload_options
 @task_options
+@answer_options
 @click.option(
     "--backend",
     "backends",
@@ -41,17 +45,33 @@ from mlx_bucket.cli.subject import Subject, chosen_by_title, read_subject
 def bench(**given: Any) -> None:
     """Measure every strategy on FILE, or on the workload of support tickets.
 
-    All strategies run in turn, round after round, and their labels are compared with the
+    All strategies run in turn, round after round, and their answers are compared with the
     Transformers reference. Needs mlx-bucket[reference]; without it, --backend mlx --probes 0.
+    With --task extract and no FILE, the fields of the tickets are extracted and scored.
 
     \b
     Example: mlx-bucket bench --model smollm2-135m --rows 96 -o report.html
     """
     check_report(given["output"], given["overwrite"])
+    _check_task(given)
+    if given["task"] != "classify":
+        tell(measure_written(given), given)
+        return
     subject = read_subject(given)
     checked = checked_by_reference(subject, given["probes"])
     contestants = _contestants(subject, given, checked)
     tell(run_contest(subject, contestants, checked, given), given)
+
+
+def _check_task(given: Mapping[str, Any]) -> None:
+    """Refuse options that the task has no use for."""
+    task, schema = given["task"], given["schema"]
+    if task == "extract" and schema is None and given["file"] is not None:
+        raise UsageError("Give the schema of the answers with --schema.")
+    if task != "extract" and schema is not None:
+        raise UsageError("Give --schema with --task extract, and with no other task.")
+    if task != "classify" and (given["labels"] or given["labels_file"]):
+        raise UsageError(f"--task {task} has no labels; leave out --labels and --labels-file.")
 
 
 def _contestants(

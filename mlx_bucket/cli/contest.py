@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 import numpy as np
 
-from mlx_bucket.backend import Backend, Job, Run, Strategy
+from mlx_bucket.backend import Backend, Job, Strategy
 from mlx_bucket.bench.measure import Checked, Contestant, Scale, measure, warm_up
 from mlx_bucket.bench.results import BenchResult, write_result
 from mlx_bucket.bench.tables import text_table
@@ -62,7 +62,7 @@ def contest_options(command: Command) -> Command:
             type=click.IntRange(min=0),
             default=60,
             show_default=True,
-            help="Texts whose labels are compared with the Transformers reference; 0 for none.",
+            help="Texts whose answers are compared with the Transformers reference; 0 for none.",
         ),
         click.option(
             "--rounds",
@@ -193,30 +193,41 @@ def run_contest(
     job, config = subject.job, subject.loaded.config
     shape, dtype = model_shape(config), subject.loaded.entry.recipe.dtype
     scale = Scale(shape, dtype, measure_rates(shape, dtype), subject.host_seconds)
-    guess = sum(warm_up(contestants, job).values()) * given["rounds"]
-    click.echo(
-        f"{len(contestants)} strategies in {given['rounds']} rounds over {len(job.prompts):,} "
-        f"texts: about {_time(guess)}.",
-        err=True,
-    )
-    with Progress("Measuring", len(contestants) * given["rounds"], unit="runs") as progress:
-
-        def advance(_: Contestant, __: Run) -> None:
-            progress.advance(1)
-
+    guesses = warm_up(contestants, job)
+    with announced(guesses, len(job.prompts), given["rounds"]) as progress:
         measured = measure(
-            contestants, job, rounds=given["rounds"], scale=scale, checked=checked, on_run=advance
+            contestants,
+            job,
+            rounds=given["rounds"],
+            scale=scale,
+            checked=checked,
+            on_run=lambda *_: progress.advance(1),
         )
     return BenchResult(
         date=date.today().isoformat(),
         model=subject.loaded.entry.recipe.name,
-        workload=given["file"] or f"{WORKLOAD}, {given['rows']} tickets of seed {given['seed']}",
+        workload=workload_of(given),
         environment=environment().as_dict(),
         lengths=tuple(len(prompt) for prompt in subject.prompts),
         prefix_length=job.prefix_length(True),
         rates=scale.rates,
         measured=tuple(measured),
     )
+
+
+def announced(guesses: Mapping[str, float], texts: int, rounds: int) -> Progress:
+    """Tell how long the rounds of all strategies take; the bar that follows their runs."""
+    click.echo(
+        f"{len(guesses)} strategies in {rounds} rounds over {texts:,} texts: about "
+        f"{_time(sum(guesses.values()) * rounds)}.",
+        err=True,
+    )
+    return Progress("Measuring", len(guesses) * rounds, unit="runs")
+
+
+def workload_of(given: Mapping[str, Any]) -> str:
+    """Which texts are measured, in words."""
+    return given["file"] or f"{WORKLOAD}, {given['rows']} tickets of seed {given['seed']}"
 
 
 def tell(result: BenchResult, given: Mapping[str, Any]) -> None:

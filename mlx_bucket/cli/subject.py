@@ -84,7 +84,8 @@ def read_subject(given: Mapping[str, Any]) -> Subject:
     Raises:
         UsageError: options contradict each other, or no text has a prompt.
     """
-    texts, places, labels = _texts(given)
+    texts, places = read_texts(given)
+    labels = _labels(given)
     source, loaded = load_original(given)
     task = build_task(loaded.tokenizer, loaded.config, labels, **prompt_choices(given))
     if given["show_prompt"]:
@@ -116,8 +117,18 @@ def load_original(given: Mapping[str, Any]) -> tuple[ModelSource, LoadedModel]:
     return source, load_source(source, dtype=dtype, quantisation=quantisation, progress=True)
 
 
-def read_texts(given: Mapping[str, Any]) -> tuple[list[str | RowError], list[str]]:
-    """The texts of FILE's rows, and where each stands."""
+def read_texts(given: Mapping[str, Any]) -> tuple[Sequence[str | RowError], list[str]]:
+    """The texts of FILE's rows, or of the workload's tickets without one, and where each stands.
+
+    Raises:
+        UsageError: no column is given.
+    """
+    if given["file"] is None:
+        tickets = make_tickets(given["rows"], given["seed"])
+        places = [f"{WORKLOAD}, ticket {ticket.id}" for ticket in tickets]
+        return [ticket.body for ticket in tickets], places
+    if given["column"] is None:
+        raise UsageError("Give the column of the texts with --text.")
     with closing(open_input(given)) as reader:
         rows = list(islice(reader, given["limit"]))
     return texts_of(rows, given["column"]), [row.where(given["column"]) for row in rows]
@@ -163,19 +174,7 @@ def ask_reference(subject: Subject) -> Truth:
         )
 
 
-def _texts(given: Mapping[str, Any]) -> tuple[Sequence[str | RowError], list[str], Labels]:
-    if given["file"] is None:
-        return _workload(given)
-    if given["column"] is None:
-        raise UsageError("Give the column of the texts with --text.")
-    labels = read_labels(given["labels"], given["labels_file"])
-    return *read_texts(given), labels
-
-
-def _workload(given: Mapping[str, Any]) -> tuple[Sequence[str], list[str], Labels]:
-    """Our tickets, with their own labels unless others are given."""
-    tickets = make_tickets(given["rows"], given["seed"])
-    own = given["labels"] is None and given["labels_file"] is None
-    labels = list(LABELS) if own else read_labels(given["labels"], given["labels_file"])
-    places = [f"{WORKLOAD}, ticket {ticket.id}" for ticket in tickets]
-    return [ticket.body for ticket in tickets], places, labels
+def _labels(given: Mapping[str, Any]) -> Labels:
+    """Those of the options; our tickets have their own unless others are given."""
+    own = given["file"] is None and given["labels"] is None and given["labels_file"] is None
+    return list(LABELS) if own else read_labels(given["labels"], given["labels_file"])

@@ -18,10 +18,10 @@ from mlx_bucket.cli.writing_subject import (
     read_writing_subject,
 )
 from mlx_bucket.device import environment
+from mlx_bucket.parity import choose_probes
 from mlx_bucket.progress import Progress
 from mlx_bucket.writing import Way, WritingTruth
 from mlx_bucket.writing_parity import (
-    Decode,
     Difference,
     WritingCell,
     WritingVerdict,
@@ -40,7 +40,9 @@ def prove_writing(given: Mapping[str, Any]) -> bool:
         UsageError: options contradict each other, or no text has a prompt.
     """
     chosen = _chosen(sorted(given["batch_sizes"] or BATCH_SIZES), given["strategies"])
-    subject = read_writing_subject(given)
+    everything = read_writing_subject(given)
+    lengths = [len(prompt) for prompt in everything.prompts]
+    subject = everything.at(choose_probes(lengths, given["probes"] or len(lengths)))
     truth = ask_reference_to_write(subject)
     cells = _cells(subject, truth, chosen)
     judged = writing_verdict(cells, truth, subject.writer.dtype)
@@ -62,15 +64,10 @@ def _cells(
 ) -> list[WritingCell]:
     with Progress("Writing in every way", len(chosen) * len(subject.texts), unit="texts") as bar:
         cells = []
-        for cell in run_ways(subject.writer, subject.job, truth, chosen, _decode(subject)):
+        for cell in run_ways(subject.writer, subject.job, truth, chosen, subject.decode):
             bar.advance(cell.rows)
             cells.append(cell)
     return cells
-
-
-def _decode(subject: WritingSubject) -> Decode:
-    tokenizer = subject.loaded.tokenizer
-    return lambda ids: str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
 
 def _record(

@@ -1,9 +1,9 @@
-"""What ``parity`` runs on where answers are written: a model, a job, and distinct texts."""
+"""What ``parity`` and ``bench`` run on where answers are written: a model, a job, and texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import click
@@ -16,13 +16,14 @@ from mlx_bucket.device import current_device
 from mlx_bucket.errors import UsageError
 from mlx_bucket.extract import Extractor
 from mlx_bucket.generate import GenerateOptions, Generator
+from mlx_bucket.labels import Ints
 from mlx_bucket.mlx_writing import MlxWriter
-from mlx_bucket.parity import choose_probes
 from mlx_bucket.progress import Progress
 from mlx_bucket.prompts import Prompt, PromptTemplate
 from mlx_bucket.sources import ModelSource
 from mlx_bucket.weights import LoadedModel
 from mlx_bucket.windows import Prompting, prepare
+from mlx_bucket.workload import EXTRACTION_INSTRUCTION, EXTRACTION_SCHEMA, make_tickets
 from mlx_bucket.writing import WritingJob, WritingTruth
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -40,10 +41,27 @@ class WritingSubject:
     prompts: tuple[Prompt, ...]
     places: tuple[str, ...]
     rows: int
+    gold: tuple[Mapping[str, Any], ...] | None = None  # what to extract, where that is known
 
     @property
     def writer(self) -> MlxWriter:
         return MlxWriter(self.loaded.model, current_device(), self.loaded.entry.recipe.dtype)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of an answer's tokens."""
+        return str(self.loaded.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    def at(self, chosen: Ints) -> WritingSubject:
+        """The same with the chosen texts only."""
+        prompts = tuple(self.prompts[at] for at in chosen)
+        return replace(
+            self,
+            job=replace(self.job, prompts=tuple(prompt.ids for prompt in prompts)),
+            texts=tuple(self.texts[at] for at in chosen),
+            prompts=prompts,
+            places=tuple(self.places[at] for at in chosen),
+            gold=self.gold and tuple(self.gold[at] for at in chosen),
+        )
 
 
 def answer_options(command: Command) -> Command:
@@ -74,12 +92,17 @@ def answer_options(command: Command) -> Command:
 
 
 def read_writing_subject(given: Mapping[str, Any]) -> WritingSubject:
-    """Load the model of a command's options, and read FILE; texts are chosen over all lengths.
+    """Load the model of a command's options, and read FILE, or make the workload without one.
+
+    To extract from the workload's tickets without a schema is to extract their own fields.
 
     Raises:
         UsageError: options contradict each other, or no text has a prompt.
     """
-    schema = None if given["schema"] is None else read_schema_file(given["schema"])
+    own = given["file"] is None and given["task"] == "extract" and given["schema"] is None
+    schema = EXTRACTION_SCHEMA if own else _schema(given)
+    if own and given["instruction"] is None and given["template"] is None:
+        given = {**given, "instruction": EXTRACTION_INSTRUCTION}
     texts, places = read_texts(given)
     source, loaded = load_original(given)
     prompting, end_ids, grammar = _asked(loaded, given, schema)
@@ -88,10 +111,8 @@ def read_writing_subject(given: Mapping[str, Any]) -> WritingSubject:
     window = prepare(prompting, texts)
     if not window.prompts:
         raise UsageError(f"No row of {given['file']} has a prompt, so there is nothing to run.")
-    lengths = [len(prompt) for prompt in window.distinct_prompts]
-    chosen = window.distinct.first[choose_probes(lengths, given["probes"] or len(lengths))]
-    prompts = tuple(window.prompts[at] for at in chosen)
-    rows = window.answerable[chosen]
+    prompts = tuple(window.distinct_prompts)
+    rows = window.answerable[window.distinct.first]
     return WritingSubject(
         source=source,
         loaded=loaded,
@@ -103,6 +124,7 @@ def read_writing_subject(given: Mapping[str, Any]) -> WritingSubject:
         prompts=prompts,
         places=tuple(places[row] for row in rows),
         rows=len(window.prompts),
+        gold=_gold(given, rows) if own else None,
     )
 
 
@@ -126,6 +148,16 @@ def ask_reference_to_write(subject: WritingSubject) -> WritingTruth:
             subject.prompts,
             on_row=lambda _: progress.advance(1),
         )
+
+
+def _schema(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    return None if given["schema"] is None else read_schema_file(given["schema"])
+
+
+def _gold(given: Mapping[str, Any], rows: Ints) -> tuple[Mapping[str, Any], ...]:
+    """What the tickets in these rows of the workload say."""
+    tickets = make_tickets(given["rows"], given["seed"])
+    return tuple(asdict(tickets[row]) for row in rows)
 
 
 def _asked(
