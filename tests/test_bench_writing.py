@@ -38,6 +38,7 @@ from tests.writing_cases import Scene, make_scene
 
 SHARED = Way("slots", 4, shared_prefix=True)
 THEIRS = Way("batch_generate", 4, shared_prefix=True)
+FIELD_NAMES = ("order", "product", "date", "amount", "all")
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +104,8 @@ def test_the_guess_before_a_run_names_every_contestant(scene):
     assert all(seconds > 0 for seconds in guesses.values())
 
 
-FIELD_NAMES = ("order", "product", "date", "amount", "all")
-
-
-def written_result(scene: Scene, name: str = "triage") -> BenchResult:
-    job = scene.bound(name)
+def written_result(scene: Scene) -> BenchResult:
+    job = scene.bound("triage")
     measured = measure_writing(
         [WritingContestant(scene.writer, way) for way in (THEIRS, SHARED)],
         job,

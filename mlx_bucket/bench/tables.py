@@ -87,7 +87,7 @@ def against_first(result: BenchResult, found: Measured) -> float:
 
 
 def forced_share(found: Measured) -> float | None:
-    """The share of an answer's tokens that had no alternative, so that nothing was computed."""
+    """The share of an answer's tokens that had no alternative, so that none was chosen."""
     return found.work.forced_tokens / found.answer_tokens if found.answer_tokens else None
 
 
@@ -116,14 +116,6 @@ def columns_for_report(result: BenchResult) -> tuple[Column, ...]:
 def columns_for_text(result: BenchResult) -> tuple[Column, ...]:
     """The main figures, where there is no room for all."""
     return tuple(c for c in columns_for_report(result) if c.title in _MAIN_TITLES)
-
-
-def _is_main(strategy: str) -> bool:
-    return strategy == MAIN_STRATEGY or MAIN_WAY.fullmatch(strategy) is not None
-
-
-def _mean_of_fields(accuracy: Mapping[str, float] | None) -> float | None:
-    return fmean(accuracy[name] for name in FIELDS) if accuracy else None
 
 
 def by_backend(measured: Iterable[Measured]) -> list[tuple[str, list[Measured]]]:
@@ -171,7 +163,7 @@ def writing_sentences(result: BenchResult) -> str:
     if main.work.forced_tokens:
         sentences.append(
             f"{percent(forced_share(main))} of its answers' tokens had no alternative, so that "
-            "none of them was computed for."
+            "no choice was computed for them."
         )
     if main.field_accuracy and result.null_accuracy:
         sentences.append(
@@ -225,6 +217,14 @@ def text_table(result: BenchResult) -> str:
             values = [column.cell(result, found) for column in columns]
             lines.append(line(f"  {found.strategy}", values))
     return "\n".join(lines) + "\n"
+
+
+def _is_main(strategy: str) -> bool:
+    return strategy == MAIN_STRATEGY or MAIN_WAY.fullmatch(strategy) is not None
+
+
+def _mean_of_fields(accuracy: Mapping[str, float] | None) -> float | None:
+    return fmean(accuracy[name] for name in FIELDS) if accuracy else None
 
 
 def _markdown_line(cells: Sequence[str]) -> str:

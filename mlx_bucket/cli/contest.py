@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import click
 import numpy as np
 
-from mlx_bucket.backend import Backend, Job, Strategy
+from mlx_bucket.backend import Backend, Job, Rates, Strategy
 from mlx_bucket.bench.measure import Checked, Contestant, Scale, measure, warm_up
-from mlx_bucket.bench.results import BenchResult, write_result
+from mlx_bucket.bench.results import BenchResult, Measured, write_result
 from mlx_bucket.bench.tables import text_table
 from mlx_bucket.cli.subject import WORKLOAD, Subject, ask_reference
+from mlx_bucket.cli.writing_subject import WritingSubject
 from mlx_bucket.device import current_device, environment
 from mlx_bucket.errors import MlxBucketError, OutputError, UsageError
 from mlx_bucket.launch import measured_times
@@ -24,6 +25,7 @@ from mlx_bucket.memory import model_shape
 from mlx_bucket.parity import choose_probes, compare, verdict
 from mlx_bucket.progress import Progress
 from mlx_bucket.rates import measure_rates
+from mlx_bucket.sources import ModelSource
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -126,19 +128,33 @@ def torch_contestants(subject: Subject, checked: Checked | None) -> list[Contest
         UsageError: PyTorch is not installed.
         MlxBucketError: its answers on that device are not the reference's.
     """
-    from mlx_bucket.reference.loading import best_torch_device, load_reference
     from mlx_bucket.reference.strategies import TorchBackend
 
-    device = best_torch_device()
-    dtype = "float32" if device == "cpu" else "float16"
-    backend = TorchBackend(load_reference(subject.source, dtype=dtype, device=device))
-    if device != "cpu":
-        if checked is None:
-            raise UsageError(
-                f"PyTorch on {device} is timed only after its answers were compared; give --probes."
-            )
-        gate(backend, dtype, subject.job, checked)
+    model, doubtful = load_torch(subject.source, compared=checked is not None)
+    backend = TorchBackend(model)
+    if checked is not None and doubtful is not None:
+        gate(backend, doubtful, subject.job, checked)
     return [Contestant(backend, strategy) for strategy in backend.strategies]
+
+
+def load_torch(source: ModelSource, *, compared: bool) -> tuple[Any, str | None]:
+    """The original weights in PyTorch, on the fastest device that it has here.
+
+    With them, if that is not the CPU, the number format in which a gate must first judge them.
+
+    Raises:
+        UsageError: PyTorch is not installed, or there is nothing to compare the device with.
+    """
+    from mlx_bucket.reference.loading import best_torch_device, load_reference
+
+    device = best_torch_device()
+    if device == "cpu":
+        return load_reference(source), None
+    if not compared:
+        raise UsageError(
+            f"PyTorch on {device} is timed only after its answers were compared; give --probes."
+        )
+    return load_reference(source, dtype="float16", device=device), "float16"
 
 
 def gate(backend: Backend, dtype: str, job: Job, checked: Checked) -> None:
@@ -155,10 +171,15 @@ def gate(backend: Backend, dtype: str, job: Job, checked: Checked) -> None:
     every = np.arange(len(few.prompts))
     cell = compare(checked.truth, run, job.trie.names, every, strategy, "exact")
     judged = verdict([cell], checked.truth, job.trie.names, dtype)
-    if not judged.passed:
+    refuse_faults(backend.name, judged.faults)
+
+
+def refuse_faults(name: str, faults: Sequence[str]) -> None:
+    """Raise an MlxBucketError with the faults of a backend or a writer, if it has any."""
+    if faults:
         raise MlxBucketError(
-            f"{backend.name} gives other answers than the reference, so its speed would mean "
-            f"nothing ({' '.join(judged.faults)}). Try another version of PyTorch."
+            f"{name} gives other answers than the reference, so its speed would mean "
+            f"nothing ({' '.join(faults)}). Try another version of PyTorch."
         )
 
 
@@ -203,16 +224,7 @@ def run_contest(
             checked=checked,
             on_run=lambda *_: progress.advance(1),
         )
-    return BenchResult(
-        date=date.today().isoformat(),
-        model=subject.loaded.entry.recipe.name,
-        workload=workload_of(given),
-        environment=environment().as_dict(),
-        lengths=tuple(len(prompt) for prompt in subject.prompts),
-        prefix_length=job.prefix_length(True),
-        rates=scale.rates,
-        measured=tuple(measured),
-    )
+    return result_of(subject, given, measured, scale.rates)
 
 
 def announced(guesses: Mapping[str, float], texts: int, rounds: int) -> Progress:
@@ -225,9 +237,23 @@ def announced(guesses: Mapping[str, float], texts: int, rounds: int) -> Progress
     return Progress("Measuring", len(guesses) * rounds, unit="runs")
 
 
-def workload_of(given: Mapping[str, Any]) -> str:
-    """Which texts are measured, in words."""
-    return given["file"] or f"{WORKLOAD}, {given['rows']} tickets of seed {given['seed']}"
+def result_of(
+    subject: Subject | WritingSubject,
+    given: Mapping[str, Any],
+    measured: Sequence[Measured],
+    rates: Rates | None = None,
+) -> BenchResult:
+    """What was measured, with the day, the machine and the texts."""
+    return BenchResult(
+        date=date.today().isoformat(),
+        model=subject.loaded.entry.recipe.name,
+        workload=given["file"] or f"{WORKLOAD}, {given['rows']} tickets of seed {given['seed']}",
+        environment=environment().as_dict(),
+        lengths=tuple(len(prompt) for prompt in subject.prompts),
+        prefix_length=subject.job.prefix_length(True),
+        rates=rates,
+        measured=tuple(measured),
+    )
 
 
 def tell(result: BenchResult, given: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import date
+from dataclasses import replace
 from typing import Any
 
 from mlx_bucket.bench.results import BenchResult
@@ -13,7 +13,7 @@ from mlx_bucket.bench.writing import (
     measure_writing,
     warm_up_writing,
 )
-from mlx_bucket.cli.contest import announced, workload_of
+from mlx_bucket.cli.contest import announced, load_torch, refuse_faults, result_of
 from mlx_bucket.cli.subject import chosen_by_title
 from mlx_bucket.cli.writing_subject import (
     WritingSubject,
@@ -21,8 +21,7 @@ from mlx_bucket.cli.writing_subject import (
     read_writing_subject,
 )
 from mlx_bucket.crossover import job_apart_from
-from mlx_bucket.device import current_device, environment
-from mlx_bucket.errors import MlxBucketError, UsageError
+from mlx_bucket.device import current_device
 from mlx_bucket.launch import measured_times
 from mlx_bucket.memory import model_shape, token_budget
 from mlx_bucket.mlx_writing import MlxWriter
@@ -54,15 +53,8 @@ def measure_written(given: Mapping[str, Any]) -> BenchResult:
             field_accuracy=(lambda answers: _accuracy(subject, answers)) if gold else None,
             on_run=lambda *_: progress.advance(1),
         )
-    return BenchResult(
-        date=date.today().isoformat(),
-        model=subject.loaded.entry.recipe.name,
-        workload=workload_of(given),
-        environment=environment().as_dict(),
-        lengths=tuple(map(len, job.prompts)),
-        prefix_length=job.prefix_length(True),
-        rates=None,
-        measured=tuple(measured),
+    return replace(
+        result_of(subject, given, measured),
         task=given["task"],
         null_accuracy=field_accuracy([dict.fromkeys(FIELDS)] * len(gold), gold) if gold else None,
     )
@@ -119,18 +111,12 @@ def _torch_writer(subject: WritingSubject, checked: CheckedAnswers | None) -> Wr
         UsageError: PyTorch is not installed.
         MlxBucketError: its answers on that device are not the reference's.
     """
-    from mlx_bucket.reference.loading import best_torch_device, load_reference
     from mlx_bucket.reference.strategies import TorchWriter
 
-    device = best_torch_device()
-    dtype = "float32" if device == "cpu" else "float16"
-    writer = TorchWriter(load_reference(subject.source, dtype=dtype, device=device))
-    if device != "cpu":
-        if checked is None:
-            raise UsageError(
-                f"PyTorch on {device} is timed only after its answers were compared; give --probes."
-            )
-        gate_writer(writer, dtype, subject, checked)
+    model, doubtful = load_torch(subject.source, compared=checked is not None)
+    writer = TorchWriter(model)
+    if checked is not None and doubtful is not None:
+        gate_writer(writer, doubtful, subject, checked)
     return writer
 
 
@@ -145,12 +131,7 @@ def gate_writer(
     way = Way("generate", batch_size=8)
     run = writer.run(subject.at(checked.rows).job, way)
     cell = compare_written(checked.truth, run, way, subject.decode)
-    judged = writing_verdict([cell], checked.truth, dtype)
-    if not judged.passed:
-        raise MlxBucketError(
-            f"{writer.name} gives other answers than the reference, so its speed would mean "
-            f"nothing ({' '.join(judged.faults)}). Try another version of PyTorch."
-        )
+    refuse_faults(writer.name, writing_verdict([cell], checked.truth, dtype).faults)
 
 
 def _accuracy(subject: WritingSubject, answers: Sequence[Generated]) -> dict[str, float]:
