@@ -55,7 +55,9 @@ def run(classifier: Classifier, texts: Sequence[str]) -> dict[str, Any]:
     started = perf_counter()
     window = classifier.prepare(texts)
     with Progress("Labelling", len(texts), unit="texts") as progress:
-        scores, report = classifier.score(window, lambda bucket: progress.advance(len(bucket.rows)))
+        scores, report = classifier.score(
+            window, lambda bucket, _: progress.advance(len(bucket.rows))
+        )
     classifier.decide([scores])
     seconds = perf_counter() - started
     return {

@@ -15,12 +15,12 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mlx_bucket.backend import OnBucket, Work
+from mlx_bucket.backend import Work
 from mlx_bucket.certify import PROBES, Certification, certify
 from mlx_bucket.crossover import job_apart_from
 from mlx_bucket.decisions import Answer, RowScores, answers, calibrated_answers, label_means
 from mlx_bucket.device import current_device, wire_memory
-from mlx_bucket.engine import Runner, Scores, make_scorer
+from mlx_bucket.engine import OnScored, Runner, Scores, make_scorer, no_scores
 from mlx_bucket.errors import RowError, UsageError
 from mlx_bucket.labels import Decision, Ints, LabelScores
 from mlx_bucket.launch import DEFAULT_LAUNCH_COST, WORTH_MEASURING, measured_times
@@ -148,11 +148,15 @@ class Classifier:
         return prepare(self.task.prompting, texts)
 
     def score(
-        self, window: Window, on_bucket: OnBucket = lambda _: None
+        self,
+        window: Window,
+        on_bucket: OnScored = lambda *_: None,
+        known: Scores | None = None,
     ) -> tuple[RowScores, Report]:
         """Run a window: raw label scores of its rows, and what was done.
 
         ``on_bucket`` hears of each bucket that is done, and stops the run by answering True.
+        ``known`` has scores of distinct prompts that need not be run again.
         """
         settings = self._plan_settings(len(window.errors))
         apart_from = self._apart_from(window)
@@ -160,7 +164,7 @@ class Classifier:
         plan = settings.plan(window.lengths)
         planned = perf_counter()
         scores = self._runner.run(
-            window.prefix, window.suffixes, plan, on_bucket, apart_from=apart_from
+            window.prefix, window.suffixes, plan, on_bucket, apart_from=apart_from, known=known
         )
         finished = perf_counter()
         certification = Certification()
@@ -168,12 +172,16 @@ class Classifier:
             scores, certification = self._certified(window, scores)
         rows = _spread(window, scores)
         report = replace(
-            _report(window, plan, rows, scores.work),
+            _report(window, plan, scores, known, rows.errors),
             plan_seconds=window.sharing_seconds + planned - started,
             forward_seconds=finished - planned,
             certification=certification,
         )
         return rows, report
+
+    def no_scores(self, window: Window) -> Scores:
+        """Room for the scores of the window's distinct prompts."""
+        return no_scores(len(window.distinct.first), self._runner.scorer)
 
     def decide(self, windows: Sequence[RowScores]) -> list[list[Answer]]:
         """The answers of each window; a calibration is over all of them."""
@@ -279,13 +287,19 @@ def _at(rows: int, at: Ints, values: npt.NDArray[Number], missing: float) -> npt
     return spread
 
 
-def _report(window: Window, plan: Plan, rows: RowScores, work: Work) -> Report:
+def _report(
+    window: Window,
+    plan: Plan,
+    scores: Scores,
+    known: Scores | None,
+    errors: Sequence[RowError | None],
+) -> Report:
     """What was done, of finished rows alone: a run may be stopped in the middle of a window."""
-    finished = np.flatnonzero(rows.finished[window.answerable])  # among the answerable rows
-    ran = np.unique(window.distinct.inverse[finished])  # among the distinct prompts
+    new = scores.finished if known is None else scores.finished & ~known.finished
+    ran, work = np.flatnonzero(new), scores.work
     return Report(
-        rows=len(rows.errors),
-        errors=sum(error is not None for error in rows.errors),
+        rows=len(errors),
+        errors=sum(error is not None for error in errors),
         buckets=sum(bool(np.isin(bucket.rows, ran).all()) for bucket in plan.buckets),
         prompt_tokens=window.prompt_tokens(ran),
         saved_by_dedup=window.saved_by_dedup(ran),

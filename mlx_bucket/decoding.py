@@ -10,7 +10,7 @@ that it would have alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ class Sampling:
             raise UsageError(f"A seed of {self.seed} starts no draw; give 0 or more.")
 
 
-OnStep = Callable[[int], bool | None]
+OnStep = Callable[[Mapping[int, Generated]], bool | None]
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def decode(
 ) -> tuple[list[Generated | None], Work]:
     """Generate an answer behind each suffix; a constraint is used up by its row.
 
-    ``on_step`` hears after each step how many rows have ended in it; if it answers True, the run
-    stops there, and rows that have not ended are None.
+    ``on_step`` hears after each step which rows have ended in it, with their answers; if it answers
+    True, the run stops there, and rows that have not ended are None.
     """
     loop = _Loop(decoder, prefix, suffixes, constraints)
     while loop.goes_on:
@@ -149,7 +149,7 @@ class _Loop:
         self._tokens = mx.zeros(len(self._rows), mx.int32)  # the last one drawn in each slot
         self._under_way: list[_Drawn] = []
         self._idle = 0
-        self._ended = 0
+        self._ended: dict[int, Generated] = {}  # in the step under way
         self._draw_from = _sampler(decoder.sampling)
 
     @property
@@ -157,12 +157,12 @@ class _Loop:
         """Whether a row has not ended."""
         return bool(self._waiting) or any(self._rows)
 
-    def step(self) -> int:
-        """Draw a token for every row in a slot; gives the number of rows that ended meanwhile.
+    def step(self) -> dict[int, Generated]:
+        """Draw a token for every row in a slot; gives the answers of rows that ended meanwhile.
 
         Where no constraint must see a token first, the step starts before the last one is read.
         """
-        before = self._ended
+        self._ended = {}
         drawn = self._refill()
         if self.constraints is not None:
             self._settle(drawn)
@@ -172,7 +172,7 @@ class _Loop:
             self._under_way, drawn = drawn, self._under_way
             self._settle(drawn)
         self._give_up_slots()
-        return self._ended - before
+        return self._ended
 
     def _refill(self) -> list[_Drawn]:
         """Let waiting rows take the free slots, once leaving them empty costs as much."""
@@ -319,8 +319,8 @@ class _Loop:
 
     def _end(self, row: _Row, finish: Finish, fault: str | None = None) -> None:
         row.ended = True
-        self._ended += 1
-        self.answers[row.number] = Generated(tuple(row.ids), finish, fault)
+        answer = Generated(tuple(row.ids), finish, fault)
+        self.answers[row.number] = self._ended[row.number] = answer
         if row in self._rows:
             self._rows[self._rows.index(row)] = None
 

@@ -8,8 +8,9 @@ reaches the head, and only the rows of the head that the trie offers are multipl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -18,9 +19,9 @@ import numpy.typing as npt
 
 from mlx_bucket.activations import with_fast_swiglu
 from mlx_bucket.attention import APART_FROM, route_attention
-from mlx_bucket.backend import OnBucket, Work, one_ahead
+from mlx_bucket.backend import Work, one_ahead
 from mlx_bucket.forward import all_logits, dtype_of, head, last_hidden, padded
-from mlx_bucket.labels import Decision, Ints, LabelScores, LabelTrie, Wanted, score_labels
+from mlx_bucket.labels import Decision, Floats, Ints, LabelScores, LabelTrie, Wanted, score_labels
 from mlx_bucket.planning import Bucket, Plan
 from mlx_bucket.prefix import (
     LayerKV,
@@ -44,7 +45,20 @@ class Scores:
     labels: LabelScores
     finished: npt.NDArray[np.bool_]  # (rows,)
     masses: npt.NDArray[np.float64] | None  # (rows,)
-    work: Work
+    work: Work = field(default_factory=Work)
+
+    def put(self, index: Ints, labels: LabelScores, masses: Floats | None) -> None:
+        """Write the scores of some rows, which are finished then."""
+        self.labels.log_probabilities[index] = labels.log_probabilities
+        self.labels.winners[index] = labels.winners
+        self.labels.margins[index] = labels.margins
+        if self.masses is not None:
+            self.masses[index] = masses
+        self.finished[index] = True
+
+
+# Told of a bucket that is done and of the scores of its rows, a caller stops the run by True.
+OnScored = Callable[[Bucket, Scores], bool | None]
 
 
 @dataclass(frozen=True)
@@ -109,16 +123,19 @@ class Runner:
         prefix: Ids,
         suffixes: Sequence[Ids],
         plan: Plan,
-        on_bucket: OnBucket = lambda _: None,
+        on_bucket: OnScored = lambda *_: None,
         *,
         apart_from: int = APART_FROM,
+        known: Scores | None = None,
     ) -> Scores:
         """Score every row of the plan; the work is that of the prefix, if it is a new one, too."""
+        if known is not None and known.finished.all():
+            return known
         work = Work()
         if self._prefix is None or self._prefix[0] != prefix.tobytes():
             cache, work = run_prefix(self.scorer, prefix, apart_from)
             self._prefix = (prefix.tobytes(), cache)
-        scores = run_plan(self.scorer, self._prefix[1], suffixes, plan, on_bucket)
+        scores = run_plan(self.scorer, self._prefix[1], suffixes, plan, on_bucket, known)
         return replace(scores, work=work + scores.work)
 
 
@@ -138,32 +155,34 @@ def run_plan(
     prefix: PrefixCache,
     suffixes: Sequence[Ids],
     plan: Plan,
-    on_bucket: OnBucket = lambda _: None,
+    on_bucket: OnScored = lambda *_: None,
+    known: Scores | None = None,
 ) -> Scores:
-    """Score every row of the plan.
+    """Score every row of the plan, but for buckets whose rows are all finished in ``known``.
 
     ``on_bucket`` is told of each bucket that is done; if it answers True, the run stops there.
     """
-    rows, labels = len(suffixes), len(scorer.trie.names)
-    scores = LabelScores(
-        np.full((rows, labels), np.nan), np.zeros(rows, np.int64), np.full(rows, np.nan)
-    )
-    finished = np.zeros(rows, bool)
-    masses = np.full(rows, np.nan) if scorer.label_mass else None
+    scores = deepcopy(known) if known else no_scores(len(suffixes), scorer)
+    left = [bucket for bucket in plan.buckets if not scores.finished[bucket.rows].all()]
     work = Work()
-    for launched in one_ahead(_launch(scorer, prefix, suffixes, b) for b in plan.buckets):
-        index = launched.bucket.rows
+    for launched in one_ahead(_launch(scorer, prefix, suffixes, bucket) for bucket in left):
         bucket_scores, bucket_work = _finish(scorer, launched)
-        scores.log_probabilities[index] = bucket_scores.log_probabilities
-        scores.winners[index] = bucket_scores.winners
-        scores.margins[index] = bucket_scores.margins
-        finished[index] = True
-        if masses is not None:
-            masses[index] = _label_mass(scorer, launched)
         work += bucket_work
-        if on_bucket(launched.bucket):
+        scores.put(launched.bucket.rows, bucket_scores.labels, bucket_scores.masses)
+        if on_bucket(launched.bucket, bucket_scores):
             break
-    return Scores(scores, finished, masses, work)
+    return replace(scores, work=work)
+
+
+def no_scores(rows: int, scorer: Scorer) -> Scores:
+    """Room for the scores of so many rows, none of which is finished."""
+    labels = LabelScores(
+        np.full((rows, len(scorer.trie.names)), np.nan),
+        np.zeros(rows, np.int64),
+        np.full(rows, np.nan),
+    )
+    masses = np.full(rows, np.nan) if scorer.label_mass else None
+    return Scores(labels, np.zeros(rows, bool), masses)
 
 
 def _launch(
@@ -180,7 +199,7 @@ def _launch(
     return _Launched(bucket, work, mx.array(lengths), last, logits, prefix, layers)
 
 
-def _finish(scorer: Scorer, launched: _Launched) -> tuple[LabelScores, Work]:
+def _finish(scorer: Scorer, launched: _Launched) -> tuple[Scores, Work]:
     """Walk the trie for a bucket's rows: its root is computed, other branches cost a step."""
     rows_in_bucket = len(launched.bucket.rows)
     work = [launched.work]
@@ -195,10 +214,11 @@ def _finish(scorer: Scorer, launched: _Launched) -> tuple[LabelScores, Work]:
         work.extend(step_work for _, step_work in steps)
         return np.concatenate([logits for logits, _ in steps])
 
-    scores = score_labels(
+    labels = score_labels(
         scorer.trie, rows_in_bucket, ask, decision=scorer.decision, wanted=scorer.wanted
     )
-    return scores, sum(work, Work())
+    masses = _label_mass(scorer, launched) if scorer.label_mass else None
+    return Scores(labels, np.ones(rows_in_bucket, bool), masses), sum(work, Work())
 
 
 def _step(

@@ -25,7 +25,7 @@ from mlx_bucket.constraints import (
 from mlx_bucket.decoding import OnStep
 from mlx_bucket.errors import RowError, UsageError
 from mlx_bucket.forward import vocabulary
-from mlx_bucket.generate import GenerateOptions, WindowWriter, broken_off, shown
+from mlx_bucket.generate import GenerateOptions, Known, WindowWriter, broken_off, shown
 from mlx_bucket.loading import load_model
 from mlx_bucket.prompts import Prompt
 from mlx_bucket.schema import check, closed, parse_json, read_schema
@@ -156,13 +156,13 @@ class Extractor:
         return FormWindow(window, tuple(forms))
 
     def run(
-        self, asked: FormWindow, on_step: OnStep = lambda _: None
+        self, asked: FormWindow, on_step: OnStep = lambda _: None, known: Known | None = None
     ) -> tuple[list[Extraction | None], Report]:
         """Answer a window, and say what was done; None are rows that a stopped run has not."""
         window, forms = asked.window, asked.forms
         rows = window.answerable[window.distinct.first]
         constraints = [forms[row].grammar.start() for row in rows]
-        written, report = self.writer.write(window, constraints, on_step)
+        written, report = self.writer.write(window, constraints, on_step, known)
         found = [
             None if answer is None else self._extraction(answer, form, cut)
             for answer, form, cut in zip(written, forms, window.truncated.tolist(), strict=True)

@@ -8,7 +8,7 @@ the texts' order. The invariant: at temperature 0, an answer depends on its own 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal
@@ -35,6 +35,7 @@ from mlx_bucket.writing import Generated
 
 INSTRUCTION = "You are a helpful assistant."
 SHOWN = 200  # characters of an answer that a message shows
+Known = Mapping[int, Generated]  # distinct prompts of a window to their answers
 
 
 @dataclass(frozen=True)
@@ -130,21 +131,45 @@ class WindowWriter:
         window: Window,
         constraints: Sequence[Constraint] | None = None,
         on_step: OnStep = lambda _: None,
+        known: Known | None = None,
     ) -> tuple[list[Generated | RowError | None], Report]:
         """The answer of each row of the window, or its error; None where the run was stopped.
 
-        ``constraints`` are those of the distinct prompts. ``on_step`` hears after each step how
-        many of these are answered in it, and stops the run by answering True.
+        ``constraints`` are those of the distinct prompts, some of whose answers may be ``known``.
+        ``on_step`` hears after each step which of them are answered in it, and stops the run by
+        answering True.
         """
-        decoder = replace(self._decoder(window), sampling=self._next_sampling())
         started = perf_counter()
-        cache, work = self._cache_of(window.prefix, decoder)
-        found, steps = decode(decoder, cache, window.suffixes, constraints, on_step)
+        answers = dict(known or {})
+        left = [at for at in range(len(window.distinct.first)) if at not in answers]
+        found, work = self._write(window, left, constraints, on_step) if left else ({}, Work())
+        answers |= found
         seconds = perf_counter() - started
         rows: list[Generated | RowError | None] = list(window.errors)
         for row, source in zip(window.answerable, window.distinct.inverse, strict=True):
-            rows[row] = found[source]
-        return rows, replace(_report(window, rows, found, work + steps), forward_seconds=seconds)
+            rows[row] = answers.get(source)
+        return rows, replace(_report(window, found, work), forward_seconds=seconds)
+
+    def _write(
+        self,
+        window: Window,
+        left: Sequence[int],
+        constraints: Sequence[Constraint] | None,
+        on_step: OnStep,
+    ) -> tuple[dict[int, Generated], Work]:
+        """The answers to these of the distinct prompts, as far as the run comes."""
+        decoder = replace(self._decoder(window), sampling=self._next_sampling())
+        cache, work = self._cache_of(window.prefix, decoder)
+        suffixes = window.suffixes
+        found, steps = decode(
+            decoder,
+            cache,
+            [suffixes[at] for at in left],
+            constraints and [constraints[at] for at in left],
+            lambda ended: on_step({left[at]: answer for at, answer in ended.items()}),
+        )
+        answers = zip(left, found, strict=True)
+        return {at: answer for at, answer in answers if answer is not None}, work + steps
 
     def text_of(self, answer: Generated) -> str:
         """An answer's tokens as text, as the tokenizer spells them."""
@@ -235,10 +260,10 @@ class Generator:
         return prepare(self.prompting, texts, range(len(texts)) if drawn else None)
 
     def run(
-        self, window: Window, on_step: OnStep = lambda _: None
+        self, window: Window, on_step: OnStep = lambda _: None, known: Known | None = None
     ) -> tuple[list[TextAnswer | None], Report]:
         """Answer a window, and say what was done; None are rows that a stopped run has not."""
-        written, report = self.writer.write(window, on_step=on_step)
+        written, report = self.writer.write(window, on_step=on_step, known=known)
         answers = [
             None if answer is None else self._answer(answer, cut)
             for answer, cut in zip(written, window.truncated.tolist(), strict=True)
@@ -302,18 +327,13 @@ def _generation_config(loaded: LoadedModel) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _report(
-    window: Window,
-    rows: Sequence[Generated | RowError | None],
-    found: Sequence[Generated | None],
-    work: Work,
-) -> Report:
+def _report(window: Window, found: Known, work: Work) -> Report:
     """What was done, of finished rows alone: a run may be stopped in the middle of a window."""
-    ran = np.array([at for at, answer in enumerate(found) if answer is not None], np.int64)
+    ran = np.array(sorted(found), np.int64)
     return Report(
-        rows=len(rows),
+        rows=len(window.errors),
         prompt_tokens=window.prompt_tokens(ran),
-        answer_tokens=sum(len(answer.ids) for answer in found if answer is not None),
+        answer_tokens=sum(len(answer.ids) for answer in found.values()),
         saved_by_dedup=window.saved_by_dedup(ran),
         saved_by_prefix=len(window.prefix) * len(ran) - work.prefix_tokens,
         tokenise_seconds=window.tokenise_seconds,

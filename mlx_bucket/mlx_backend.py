@@ -51,7 +51,7 @@ class MlxBackend:
         else:
             scorer = make_scorer(self.model, job.trie, decision=job.decision, wanted="all")
             prefix, work = run_prefix(scorer, job.prompts[0][:length])
-            found = run_plan(scorer, prefix, suffixes, plan, on_bucket)
+            found = run_plan(scorer, prefix, suffixes, plan, lambda done, _: on_bucket(done))
             scores, work = found.labels, work + found.work
         seconds = perf_counter() - started
         return Run(scores, work, seconds, mx.get_peak_memory() - held)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,7 @@ from mlx_bucket.prompts import Ids, Prompt, PromptTemplate, chat_template
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 INSTRUCTION = "Classify the text. Answer with exactly one label"
 Labels = Sequence[str] | Mapping[str, str]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,22 @@ class Window:
     @property
     def distinct_prompts(self) -> list[Prompt]:
         return [self.prompts[row] for row in self.distinct.first]
+
+    @cached_property
+    def rows_of(self) -> list[Ints]:
+        """The rows that have each distinct prompt."""
+        order = np.argsort(self.distinct.inverse, kind="stable")
+        begins = np.searchsorted(self.distinct.inverse[order], range(len(self.distinct.first)))
+        return np.split(self.answerable[order], begins[1:])
+
+    def by_row(self, found: Mapping[int, Value]) -> dict[int, Value]:
+        """What distinct prompts have got, by row."""
+        return {int(row): value for at, value in found.items() for row in self.rows_of[at]}
+
+    def by_prompt(self, found: Mapping[int, Value]) -> dict[int, Value]:
+        """What rows have got, by distinct prompt."""
+        prompts = zip(self.answerable.tolist(), self.distinct.inverse.tolist(), strict=True)
+        return {at: found[row] for row, at in prompts if row in found}
 
     @property
     def suffixes(self) -> list[Ids]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -159,12 +160,15 @@ def test_every_step_is_heard_of_with_the_rows_that_ended_in_it(bound):
     words = vocabulary()
     decoder = make_decoder(tiny_model("llama"), words.end_ids, Sampling(max_tokens=20), slots=4)
     constraints = [regex_grammar(words, "[a-c]{2,9}").start() for _ in range(12)] if bound else None
-    heard: list[int] = []
-    _, work = decode(
+    heard: list[Mapping[int, Generated]] = []
+    answers, work = decode(
         decoder, prefix_of(decoder), random_suffixes(12), constraints, lambda n: heard.append(n)
     )
-    assert sum(heard) == 12
-    assert heard.count(0) > 3
+    assert sum(map(len, heard)) == 12
+    assert {row: answer for ended in heard for row, answer in ended.items()} == dict(
+        enumerate(answers)
+    )
+    assert heard.count({}) > 3
     assert len(heard) >= work.decode_steps
 
 
@@ -174,9 +178,9 @@ def test_a_run_can_be_stopped_after_a_step_in_which_no_row_ended():
     whole, _ = decode(decoder, prefix_of(decoder), suffixes)
     heard: list[int] = []
 
-    def on_step(ended: int) -> bool:
-        heard.append(ended)
-        return ended == 0 and sum(heard) > 0
+    def on_step(ended: Mapping[int, Generated]) -> bool:
+        heard.append(len(ended))
+        return not ended and sum(heard) > 0
 
     answers, work = decode(decoder, prefix_of(decoder), suffixes, on_step=on_step)
     assert 0 < sum(heard) == sum(answer is not None for answer in answers) < 12

@@ -196,7 +196,7 @@ def test_a_stopped_run_keeps_the_buckets_that_are_done():
     scorer, suffixes = nested_scorer(tiny_model("qwen2")), random_suffixes(30)
     plan = fixed_plan(lengths_of(suffixes), 10)
     prefix, _ = run_prefix(scorer, PREFIX)
-    scores = run_plan(scorer, prefix, suffixes, plan, on_bucket=lambda _: True)
+    scores = run_plan(scorer, prefix, suffixes, plan, on_bucket=lambda *_: True)
     done = plan.buckets[0].rows
     assert np.flatnonzero(scores.finished).tolist() == sorted(done.tolist())
     whole = run_plan(scorer, prefix, suffixes, plan).labels.log_probabilities

@@ -294,7 +294,7 @@ def test_forced_tokens_are_counted(tiny):
 
 def test_a_run_that_is_stopped_leaves_rows_open(tiny):
     runner = extractor(tiny, schema=TICKET, batch_size=1)
-    found, report = runner.run(runner.prepare([*TEXTS, ""]), lambda ended: ended > 0)
+    found, report = runner.run(runner.prepare([*TEXTS, ""]), lambda ended: len(ended) > 0)
     assert [row for row, extraction in enumerate(found) if extraction is not None] == [2, 4]
     assert report.errors == 1
 

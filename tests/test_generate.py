@@ -224,7 +224,7 @@ def test_the_shared_prefix_is_computed_once_for_all_windows(tiny):
 def test_a_run_that_is_stopped_counts_its_finished_rows_alone(tiny):
     runner = generator(tiny, batch_size=1)
     window = runner.prepare([*TEXTS, ""])
-    answers, report = runner.run(window, lambda ended: ended > 0)
+    answers, report = runner.run(window, lambda ended: len(ended) > 0)
     done = [row for row, answer in enumerate(answers) if answer is not None]
     assert done == [2, 6]  # the longest goes first, and the empty one needs no run
     assert (report.rows, report.errors) == (7, 1)

@@ -20,7 +20,7 @@ from mlx_bucket.backend import OUR_STRATEGIES, Job, Strategy, Truth
 from mlx_bucket.cache import file_sha256
 from mlx_bucket.cli import commands
 from mlx_bucket.device import current_device
-from mlx_bucket.labels import LabelScores, LabelTrie
+from mlx_bucket.labels import LabelTrie
 from mlx_bucket.mlx_backend import MlxBackend
 from mlx_bucket.parity import (
     Cell,
@@ -132,9 +132,10 @@ def mutated_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
 def swapped_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     finish = engine._finish
 
-    def swaps(scorer: engine.Scorer, launched: Any) -> tuple[LabelScores, Any]:
+    def swaps(scorer: engine.Scorer, launched: Any) -> tuple[engine.Scores, Any]:
         scores, work = finish(scorer, launched)
-        return scores.rows(np.arange(len(scores.winners))[::-1]), work
+        labels = scores.labels.rows(np.arange(len(scores.finished))[::-1])
+        return replace(scores, labels=labels), work
 
     monkeypatch.setattr(engine, "_finish", swaps)
 

@@ -204,6 +204,12 @@ def output_options(command: Command) -> Command:
             is_flag=True,
             help="Print the summary as JSON on stdout; needs -o FILE.",
         ),
+        click.option(
+            "--resume",
+            is_flag=True,
+            help="Keep a journal beside the output, and go on with the one that is there: a run"
+            " that was cut off goes on by the same command line.",
+        ),
         click.option("--overwrite", is_flag=True, help="Replace the output if it exists."),
         click.option(
             "-o",

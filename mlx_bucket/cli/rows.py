@@ -20,8 +20,10 @@ import click
 from mlx_bucket.cli import INTERRUPTED
 from mlx_bucket.cli.interrupts import interruptible, stop_asked
 from mlx_bucket.cli.options import open_input
+from mlx_bucket.cli.resume import check_resume, resumed
 from mlx_bucket.cli.summary import summary_lines
 from mlx_bucket.errors import RowError, UsageError
+from mlx_bucket.jobs.journal import Journal
 from mlx_bucket.jobs.outputs import check_standard_output
 from mlx_bucket.jobs.rows import Row
 from mlx_bucket.jobs.run import Outcome, Task, Watch, run_job
@@ -59,6 +61,7 @@ def check_summary_place(given: Mapping[str, Any]) -> None:
 
 def run_rows(ctx: click.Context, given: Mapping[str, Any], command: RowCommand[Chosen]) -> None:
     """Run the command over FILE, and exit as the rows deserve."""
+    check_resume(given)
     with (
         interruptible(),
         closing(open_input(given)) as reader,
@@ -68,20 +71,23 @@ def run_rows(ctx: click.Context, given: Mapping[str, Any], command: RowCommand[C
             answer_columns=command.columns,
             overwrite=given["overwrite"],
             other_inputs=command.inputs,
-            on_kept=_say_kept,
+            on_kept=None if given["resume"] else _say_kept,  # the journal keeps them
         ) as sink,
     ):
         started = perf_counter()
         task = command.load()
         load_seconds = perf_counter() - started
         _say_renamed(sink)
-        outcome = _run(command.title, task, islice(reader, given["limit"]), given, sink)
+        with resumed(ctx, given, task.loaded, _say_resumable) as journal:
+            rows = islice(reader, given["limit"])
+            outcome = _run(command.title, task, rows, given, sink, journal)
     summary = command.summary(task, outcome, load_seconds)
     if given["as_json"]:
         click.echo(json.dumps(summary, indent=2))
     click.echo("\n".join(summary_lines(summary)), err=True)
     if outcome.stopped:
-        click.echo("Interrupted." if sink.rows else "Interrupted; no row was finished.", err=True)
+        finished = sink.rows if journal is None else journal.rows
+        click.echo("Interrupted." if finished else "Interrupted; no row was finished.", err=True)
         ctx.exit(INTERRUPTED)
     if outcome.report.errors:
         ctx.exit(RowError.exit_code)
@@ -101,8 +107,22 @@ def _say_kept(rows: int, place: str) -> None:
         )
 
 
+def _say_resumable(rows: int, place: str) -> None:
+    with suppress(OSError):
+        click.echo(
+            f"{rows:,} finished {'row is' if rows == 1 else 'rows are'} in {place}; the same "
+            "command line goes on from there.",
+            err=True,
+        )
+
+
 def _run(
-    title: str, task: Task[Any], rows: Iterable[Row], given: Mapping[str, Any], sink: Sink
+    title: str,
+    task: Task[Any],
+    rows: Iterable[Row],
+    given: Mapping[str, Any],
+    sink: Sink,
+    journal: Journal | None,
 ) -> Outcome:
     """Run the job under a progress display, until its end or the first Ctrl-C."""
     progress = Progress(title, unit="distinct texts")
@@ -114,4 +134,12 @@ def _run(
             return bool(asked)
 
         watch = Watch(progress.expect, advance)
-        return run_job(task, rows, given["column"], sink, window=given["window"], watch=watch)
+        return run_job(
+            task,
+            rows,
+            given["column"],
+            sink,
+            window=given["window"],
+            watch=watch,
+            journal=journal,
+        )

@@ -46,6 +46,7 @@ def _common(loaded: LoadedModel, outcome: Outcome, load_seconds: float) -> dict[
     """What was done, what it took and what was saved; tokens are counted where they are run."""
     report, work = outcome.report, outcome.report.work
     total = sum(_seconds(outcome).values()) + report.certification.seconds
+    new = report.rows - outcome.resumed - outcome.unfinished
     needed = work.tokens_forwarded - work.padding_tokens - work.step_tokens
     return {
         "model": loaded.entry.recipe.name,
@@ -55,7 +56,8 @@ def _common(loaded: LoadedModel, outcome: Outcome, load_seconds: float) -> dict[
         "answered": report.rows - report.errors - outcome.unfinished,
         "errors": report.errors,
         "unfinished": outcome.unfinished,
-        "rows_per_second": (report.rows - outcome.unfinished) / total if total else 0.0,
+        "resumed": outcome.resumed,
+        "rows_per_second": new / total if total else 0.0,
         "forwards": work.forwards,
         "decode_steps": work.decode_steps,
         "head_rows": work.head_rows,
@@ -93,6 +95,8 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         f"{summary['rows_per_second']:.1f} rows/s, by {summary['model']} in {summary['dtype']} "
         f"on {summary['device']}."
     )
+    if summary["resumed"]:
+        yield f"{summary['resumed']:,} of them were in the journal of an earlier run."
     yield (
         f"Tokens forwarded {summary['tokens_forwarded']:,}, needed {summary['tokens_needed']:,}, "
         f"in all prompts {summary['prompt_tokens']:,}; padding {percent(summary['padding_share'])} "

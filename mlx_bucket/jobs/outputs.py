@@ -77,6 +77,27 @@ def check_standard_output() -> None:
         raise OutputError("Standard output is closed; open it, or name a file with -o FILE.")
 
 
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Turn a refusal of the system into a sentence; a broken pipe stays what it is."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(
+            f"{name} cannot be written: {error.strerror or error}; "
+            "free space or choose another place."
+        ) from error
+
+
+def write_all(file: IO[bytes], data: bytes) -> None:
+    """Write every byte, however few the system takes at a time."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
 @dataclass(frozen=True)
 class _Target:
     """The file to write; ``mode`` is that of the one which stands there."""
@@ -103,14 +124,14 @@ class _Draft:
 
     def write(self, text: str, rows: int = 1) -> None:
         data = text.encode("utf-8", "backslashreplace")  # lone surrogates, which UTF-8 cannot hold
-        with _explained(self._target.name):
-            _write_all(self._opened(), data)
+        with explained(self._target.name):
+            write_all(self._opened(), data)
         self._size += len(data)
         self.rows += rows
 
     def finish(self) -> None:
         target = self._target
-        with _explained(target.name):
+        with explained(target.name):
             file = self._opened()
             os.fsync(file.fileno())
             file.close()
@@ -158,7 +179,7 @@ class _StandardOutput:
 
     def write(self, text: str, rows: int = 1) -> None:
         try:
-            with _explained("standard output"):
+            with explained("standard output"):
                 self._file.write(text.encode("utf-8", "backslashreplace"))
                 self._file.flush()
         except BrokenPipeError:
@@ -187,7 +208,7 @@ def _standard_output(inputs: Sequence[FileId | None]) -> _StandardOutput:
 
 def _target(path: str, overwrite: bool, inputs: Sequence[FileId | None]) -> _Target:
     """Check, before any work is done, whatever can be checked of an output."""
-    with _explained(path):
+    with explained(path):
         place = Path(os.path.realpath(path))
         mode = _mode_of(place)
         if mode is not None and stat.S_ISDIR(mode):
@@ -257,12 +278,6 @@ def _created(path: Path, mode: int | None) -> IO[bytes]:
     return file
 
 
-def _write_all(file: IO[bytes], data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]
-
-
 def _took_place(partial: Path, name: Path) -> bool:
     """Rename a file unless the name is taken."""
     try:
@@ -288,17 +303,3 @@ def _names_for_rows(target: Path) -> Iterator[Path]:
         room = LONGEST_NAME - len(os.fsencode(ending))
         stem = os.fsencode(target.stem)[:room].decode("utf-8", "ignore")
         yield target.with_name(stem + ending)
-
-
-@contextmanager
-def _explained(name: str) -> Iterator[None]:
-    """Turn a refusal of the system into a sentence; a broken pipe stays what it is."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise OutputError(
-            f"{name} cannot be written: {error.strerror or error}; "
-            "free space or choose another place."
-        ) from error

@@ -15,8 +15,11 @@ from typing import Generic, Protocol, TypeVar
 
 from mlx_bucket.classify import Report
 from mlx_bucket.errors import RowError
+from mlx_bucket.jobs.journal import Journal
+from mlx_bucket.jobs.payloads import Kept
 from mlx_bucket.jobs.rows import Row, text_of
 from mlx_bucket.jobs.sinks import Cell, Sink
+from mlx_bucket.weights import LoadedModel
 
 Found = TypeVar("Found")  # what a task found out about a window
 Cells = Mapping[str, Cell]
@@ -42,11 +45,17 @@ class Task(Protocol[Found]):
         """The columns that stand behind the input's own; the last one is ``error``."""
 
     @property
+    def loaded(self) -> LoadedModel:
+        """The model that does it."""
+
+    @property
     def holds(self) -> bool:
         """Whether no row can be written before all of them have run."""
 
-    def run(self, texts: Sequence[str | RowError], watch: Watch) -> tuple[Found, Report]:
-        """Run a window."""
+    def run(
+        self, texts: Sequence[str | RowError], watch: Watch, kept: Kept
+    ) -> tuple[Found, Report]:
+        """Run a window, but for what is kept of it already."""
 
     def cells(self, windows: Sequence[Found]) -> list[list[Cells | None]]:
         """The columns of each row of some windows; None for rows that are not finished."""
@@ -59,6 +68,7 @@ class Outcome:
     report: Report
     read_seconds: float
     write_seconds: float
+    resumed: int  # rows that an earlier run had answered
     unfinished: int  # rows that were read but not answered
     stopped: bool
 
@@ -71,30 +81,35 @@ def run_job(
     *,
     window: int,
     watch: Watch | None = None,
+    journal: Journal | None = None,
 ) -> Outcome:
     """Do a task to the text in ``column`` of each row, and write the answers to ``sink``.
 
     If ``watch`` stops the run, the rows finished so far are written. ``sink`` is finished only when
-    every row is in it.
+    every row is in it, and then ``journal`` is, from which a run goes on that was cut off.
     """
-    job = _Job(task, column, sink)
+    job = _Job(task, column, sink, journal)
     for taken in job.timed(windows_of(rows, window)):
         if job.run(taken, watch or Watch()):
             break
     job.write_held()
     if not job.stopped:
         sink.finish()
-    return Outcome(job.report, job.read_seconds, job.write_seconds, job.unfinished, job.stopped)
+        if journal is not None:
+            journal.finish()
+    return Outcome(
+        job.report, job.read_seconds, job.write_seconds, job.resumed, job.unfinished, job.stopped
+    )
 
 
 class _Job(Generic[Found]):
     """The running sums of a job, and the windows that are not written yet."""
 
-    def __init__(self, task: Task[Found], column: str, sink: Sink) -> None:
-        self.task, self.column, self.sink = task, column, sink
+    def __init__(self, task: Task[Found], column: str, sink: Sink, journal: Journal | None) -> None:
+        self.task, self.column, self.sink, self.journal = task, column, sink, journal
         self.report = Report()
         self.read_seconds = self.write_seconds = 0.0
-        self.unfinished = 0
+        self.read = self.resumed = self.unfinished = 0
         self.stopped = False
         self._held: list[tuple[Sequence[Row], Found]] = []
 
@@ -115,7 +130,11 @@ class _Job(Generic[Found]):
             self.stopped = bool(watch.advance(done))
             return self.stopped
 
-        found, report = self.task.run(texts_of(rows, self.column), Watch(watch.expect, told))
+        texts = texts_of(rows, self.column)
+        kept = self.journal.window(self.read, texts) if self.journal else Kept()
+        self.read += len(rows)
+        self.resumed += len(kept.known)
+        found, report = self.task.run(texts, Watch(watch.expect, told), kept)
         self.report += report
         self._held.append((rows, found))
         if not self.task.holds:

@@ -7,19 +7,32 @@ that ``columns`` names, whatever became of the row.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlx_bucket.classify import Classifier, Options, Report
 from mlx_bucket.decisions import Answer, RowScores
+from mlx_bucket.decoding import OnStep
+from mlx_bucket.engine import Scores
 from mlx_bucket.errors import RowError, UsageError
 from mlx_bucket.extract import Extraction, Extractor
-from mlx_bucket.generate import Generator, TextAnswer
+from mlx_bucket.generate import Generator, Known, TextAnswer
+from mlx_bucket.jobs.payloads import (
+    Kept,
+    answer_of_payload,
+    payload_of_answer,
+    payloads_of_scores,
+    scores_of_payloads,
+)
 from mlx_bucket.jobs.rows import Literal
 from mlx_bucket.jobs.run import Cells, Watch
 from mlx_bucket.jobs.sinks import Cell
+from mlx_bucket.planning import Bucket
 from mlx_bucket.schema import Column, flattened
+from mlx_bucket.weights import LoadedModel
+from mlx_bucket.windows import Window
+from mlx_bucket.writing import Generated
 
 
 def classify_columns(options: Options, labels: Sequence[str]) -> list[str]:
@@ -62,6 +75,10 @@ class ClassifyTask:
     classifier: Classifier
 
     @property
+    def loaded(self) -> LoadedModel:
+        return self.classifier.loaded
+
+    @property
     def columns(self) -> list[str]:
         return classify_columns(self.classifier.options, self.classifier.task.trie.names)
 
@@ -70,10 +87,19 @@ class ClassifyTask:
         """A calibration is over all rows."""
         return self.classifier.options.calibrate != "none"
 
-    def run(self, texts: Sequence[str | RowError], watch: Watch) -> tuple[RowScores, Report]:
+    def run(
+        self, texts: Sequence[str | RowError], watch: Watch, kept: Kept
+    ) -> tuple[RowScores, Report]:
         window = self.classifier.prepare(texts)
-        watch.expect(len(window.distinct.first))
-        return self.classifier.score(window, lambda bucket: watch.advance(len(bucket.rows)))
+        known = scores_of_payloads(window.by_prompt(kept.known), self.classifier.no_scores(window))
+        watch.expect(int((~known.finished).sum()))
+
+        def on_bucket(bucket: Bucket, scores: Scores) -> bool | None:
+            payloads = zip(bucket.rows.tolist(), payloads_of_scores(scores), strict=True)
+            kept.keep(window.by_row(dict(payloads)))
+            return watch.advance(len(bucket.rows))
+
+        return self.classifier.score(window, on_bucket, known)
 
     def cells(self, windows: Sequence[RowScores]) -> list[list[Cells | None]]:
         return [
@@ -109,15 +135,19 @@ class GenerateTask:
     holds = False
 
     @property
+    def loaded(self) -> LoadedModel:
+        return self.maker.loaded
+
+    @property
     def columns(self) -> list[str]:
         return generate_columns(self.maker.options.truncate)
 
     def run(
-        self, texts: Sequence[str | RowError], watch: Watch
+        self, texts: Sequence[str | RowError], watch: Watch, kept: Kept
     ) -> tuple[list[TextAnswer | None], Report]:
         window = self.maker.prepare(texts)
-        watch.expect(len(window.distinct.first))
-        return self.maker.run(window, watch.advance)
+        on_step, known = _kept_writing(window, watch, kept)
+        return self.maker.run(window, on_step, known)
 
     def cells(self, windows: Sequence[list[TextAnswer | None]]) -> list[list[Cells | None]]:
         return [[self._cells(answer) for answer in window] for window in windows]
@@ -144,15 +174,19 @@ class ExtractTask:
     holds = False
 
     @property
+    def loaded(self) -> LoadedModel:
+        return self.maker.loaded
+
+    @property
     def columns(self) -> list[str]:
         return extract_columns(self.maker.options.truncate, self.flat)
 
     def run(
-        self, texts: Sequence[str | RowError], watch: Watch
+        self, texts: Sequence[str | RowError], watch: Watch, kept: Kept
     ) -> tuple[list[Extraction | None], Report]:
         asked = self.maker.prepare(texts)
-        watch.expect(len(asked.window.distinct.first))
-        return self.maker.run(asked, watch.advance)
+        on_step, known = _kept_writing(asked.window, watch, kept)
+        return self.maker.run(asked, on_step, known)
 
     def cells(self, windows: Sequence[list[Extraction | None]]) -> list[list[Cells | None]]:
         return [
@@ -174,6 +208,20 @@ class ExtractTask:
         if found.error is not None:
             return {"extracted": None}
         return {"extracted": found.value if self.maker.is_text else _as_json(found.value)}
+
+
+def _kept_writing(window: Window, watch: Watch, kept: Kept) -> tuple[OnStep, Known]:
+    """Who hears of each step of a window, and the answers that it need not write again."""
+    payloads = window.by_prompt(kept.known)
+    watch.expect(len(window.distinct.first) - len(payloads))
+
+    def on_step(ended: Mapping[int, Generated]) -> bool | None:
+        if ended:
+            found = {at: payload_of_answer(answer) for at, answer in ended.items()}
+            kept.keep(window.by_row(found))
+        return watch.advance(len(ended))
+
+    return on_step, {at: answer_of_payload(payload) for at, payload in payloads.items()}
 
 
 def _ended(columns: list[str], truncate: bool) -> list[str]:
