@@ -6,6 +6,7 @@ MlxBucketError
  ├── WeightsError    a conversion refused, or a damaged cache entry      (exit code 1)
  ├── InputError      an input file that cannot be read                   (exit code 1)
  ├── OutputError     an output that cannot be written                    (exit code 1)
+ ├── ErrorLimitError more rows without an answer than are allowed        (exit code 1)
  └── RowError        one row that has no answer; the job goes on         (exit code 3)
 
 Every message is a whole sentence that says what happened, where, and what to do next.
@@ -40,6 +41,10 @@ class InputError(MlxBucketError):
 
 class OutputError(MlxBucketError):
     """An output that cannot be written; the message names the file."""
+
+
+class ErrorLimitError(MlxBucketError):
+    """More rows have no answer than the user allows; the message names the last of them."""
 
 
 class RowError(MlxBucketError):

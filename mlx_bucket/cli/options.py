@@ -205,6 +205,24 @@ def output_options(command: Command) -> Command:
             help="Print the summary as JSON on stdout; needs -o FILE.",
         ),
         click.option(
+            "--errors",
+            "errors_file",
+            type=click.Path(dir_okay=False),
+            help="Write rows that have an error here too, with their own columns, to be mended.",
+        ),
+        click.option(
+            "--max-errors",
+            type=click.IntRange(min=0),
+            help="End the run when more rows than this have an error; no limit if absent.",
+        ),
+        click.option(
+            "--on-error",
+            type=click.Choice(["skip", "fail"]),
+            default="skip",
+            show_default=True,
+            help="What a row that has an error does: it is skipped, or the run ends there.",
+        ),
+        click.option(
             "--resume",
             is_flag=True,
             help="Keep a journal beside the output, and go on with the one that is there: a run"

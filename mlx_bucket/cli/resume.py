@@ -21,7 +21,10 @@ from mlx_bucket.jobs.outputs import OnKept
 from mlx_bucket.weights import LoadedModel
 
 ENDING = ".journal"
-NOT_OF_THE_JOB = ("output", "overwrite", "resume", "as_json", "show_prompt")
+NOT_OF_THE_JOB = (
+    *("output", "overwrite", "resume", "as_json", "show_prompt"),
+    *("errors_file", "max_errors", "on_error"),
+)
 
 
 def check_resume(given: Mapping[str, Any]) -> None:

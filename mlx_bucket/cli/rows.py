@@ -7,8 +7,9 @@ whatever can be wrong of the input and the output is said before a model is load
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -25,8 +26,9 @@ from mlx_bucket.cli.summary import summary_lines
 from mlx_bucket.errors import RowError, UsageError
 from mlx_bucket.jobs.journal import Journal
 from mlx_bucket.jobs.outputs import check_standard_output
+from mlx_bucket.jobs.readers import Reader
 from mlx_bucket.jobs.rows import Row
-from mlx_bucket.jobs.run import Outcome, Task, Watch, run_job
+from mlx_bucket.jobs.run import Faults, Outcome, Task, Watch, run_job
 from mlx_bucket.jobs.sinks import Sink, open_sink
 from mlx_bucket.progress import Progress
 
@@ -62,17 +64,12 @@ def check_summary_place(given: Mapping[str, Any]) -> None:
 def run_rows(ctx: click.Context, given: Mapping[str, Any], command: RowCommand[Chosen]) -> None:
     """Run the command over FILE, and exit as the rows deserve."""
     check_resume(given)
+    _check_errors(given)
     with (
         interruptible(),
         closing(open_input(given)) as reader,
-        open_sink(
-            given["output"],
-            reader=reader,
-            answer_columns=command.columns,
-            overwrite=given["overwrite"],
-            other_inputs=command.inputs,
-            on_kept=None if given["resume"] else _say_kept,  # the journal keeps them
-        ) as sink,
+        _sink(given["output"], command.columns, reader, given, command) as sink,
+        _error_sink(reader, given, command) as error_sink,
     ):
         started = perf_counter()
         task = command.load()
@@ -80,7 +77,8 @@ def run_rows(ctx: click.Context, given: Mapping[str, Any], command: RowCommand[C
         _say_renamed(sink)
         with resumed(ctx, given, task.loaded, _say_resumable) as journal:
             rows = islice(reader, given["limit"])
-            outcome = _run(command.title, task, rows, given, sink, journal)
+            faults = Faults(_most_errors(given), error_sink)
+            outcome = _run(command.title, task, rows, given, sink, journal, faults)
     summary = command.summary(task, outcome, load_seconds)
     if given["as_json"]:
         click.echo(json.dumps(summary, indent=2))
@@ -91,6 +89,42 @@ def run_rows(ctx: click.Context, given: Mapping[str, Any], command: RowCommand[C
         ctx.exit(INTERRUPTED)
     if outcome.report.errors:
         ctx.exit(RowError.exit_code)
+
+
+def _check_errors(given: Mapping[str, Any]) -> None:
+    if given["on_error"] == "fail" and given["max_errors"]:
+        raise UsageError("--on-error fail bears no error; leave it or --max-errors out.")
+    places = [given["errors_file"], given["output"]]
+    if len({place and os.path.realpath(place) for place in places}) == 1:
+        raise UsageError(f"--errors and --output are both {places[0]}; name two files.")
+
+
+def _most_errors(given: Mapping[str, Any]) -> int | None:
+    return 0 if given["on_error"] == "fail" else given["max_errors"]
+
+
+def _sink(
+    path: str,
+    columns: Sequence[str],
+    reader: Reader,
+    given: Mapping[str, Any],
+    command: RowCommand[Any],
+) -> AbstractContextManager[Sink]:
+    return open_sink(
+        path,
+        reader=reader,
+        answer_columns=columns,
+        overwrite=given["overwrite"],
+        other_inputs=command.inputs,
+        on_kept=None if given["resume"] else _say_kept,  # the journal keeps them
+    )
+
+
+def _error_sink(
+    reader: Reader, given: Mapping[str, Any], command: RowCommand[Any]
+) -> AbstractContextManager[Sink | None]:
+    path = given["errors_file"]
+    return nullcontext() if path is None else _sink(path, ["error"], reader, given, command)
 
 
 def _say_renamed(sink: Sink) -> None:
@@ -123,6 +157,7 @@ def _run(
     given: Mapping[str, Any],
     sink: Sink,
     journal: Journal | None,
+    faults: Faults,
 ) -> Outcome:
     """Run the job under a progress display, until its end or the first Ctrl-C."""
     progress = Progress(title, unit="distinct texts")
@@ -142,4 +177,5 @@ def _run(
             window=given["window"],
             watch=watch,
             journal=journal,
+            faults=faults,
         )

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from mlx_bucket.jobs.compression import unpacked_name
+
 Format = Literal["csv", "jsonl"]
 ENDINGS: dict[str, Format] = {
     ".csv": "csv",
@@ -28,7 +30,8 @@ class Dialect:
 
 
 def ending_of(path: str) -> str:
-    return Path(path).suffix.lower()
+    """The ending that names a format, before that of a compression."""
+    return Path(unpacked_name(path)).suffix.lower()
 
 
 def format_of(path: str) -> Format | None:

@@ -1,4 +1,4 @@
-"""Opens input files as bytes, and tells files apart.
+"""Opens input files as bytes, unpacked, and tells files apart.
 
 In goes a path, ``-`` for standard input; out comes an open file. The invariant: whatever the
 system refuses, while opening or while reading, becomes an ``InputError`` that names the file.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from mlx_bucket.errors import InputError
+from mlx_bucket.jobs.compression import DAMAGED, open_unpacked
 
 FileId = tuple[int, int]
 
@@ -27,7 +28,7 @@ def open_input(path: str) -> IO[bytes]:
     """
     if path != "-":
         with reading(path):
-            return Path(path).open("rb")
+            return open_unpacked(path)
     if sys.stdin is None:
         raise InputError("Standard input is closed; name a file, or pipe the rows in.")
     return sys.stdin.buffer
@@ -41,6 +42,11 @@ def reading(name: str) -> Iterator[None]:
     except OSError as error:
         raise InputError(
             f"{name} cannot be read: {error.strerror or error}; check the path and the disk."
+        ) from error
+    except DAMAGED as error:
+        raise InputError(
+            f"{name} cannot be unpacked: {str(error).rstrip('.')}; it is damaged or cut off, so "
+            "fetch or pack it again."
         ) from error
 
 

@@ -23,16 +23,20 @@ from platform import node
 from typing import IO, Protocol, TextIO
 
 from mlx_bucket.errors import OutputError
+from mlx_bucket.jobs.compression import Compression, compression_of, packed, unpacked_name
 from mlx_bucket.jobs.inputs import FileId, file_id
 
 OnKept = Callable[[int, str], None]
 LONGEST_NAME = 255  # bytes of a file name, on every usual file system
+PACKED_AT_ONCE = 2**18  # bytes
 
 
 class Output(Protocol):
-    """An open output. ``rows`` counts the rows that are written for certain."""
+    """An open output."""
 
-    rows: int
+    @property
+    def rows(self) -> int:
+        """The rows that are written for certain."""
 
     def write(self, text: str, rows: int = 1) -> None:
         """Write whole rows."""
@@ -60,7 +64,7 @@ def open_output(
     Raises:
         OutputError: it exists and ``overwrite`` is not set, or it cannot be written.
     """
-    output = _standard_output(inputs) if path == "-" else _Draft(_target(path, overwrite, inputs))
+    output = _standard_output(inputs) if path == "-" else _file(_target(path, overwrite, inputs))
     try:
         yield output
     finally:
@@ -123,7 +127,10 @@ class _Draft:
         self._finished = False
 
     def write(self, text: str, rows: int = 1) -> None:
-        data = text.encode("utf-8", "backslashreplace")  # lone surrogates, which UTF-8 cannot hold
+        self.write_bytes(_encoded(text), rows)
+
+    def write_bytes(self, data: bytes, rows: int) -> None:
+        """Write whole rows in the form that they have in the file."""
         with explained(self._target.name):
             write_all(self._opened(), data)
         self._size += len(data)
@@ -169,6 +176,40 @@ class _Draft:
             return partial  # no room even for a name: then they stay where they are
 
 
+class _Packed:
+    """Rows to a file, compressed many at a time; what is packed at once can be read alone."""
+
+    def __init__(self, draft: _Draft, compression: Compression) -> None:
+        self._draft, self._compression = draft, compression
+        self._waiting: list[bytes] = []
+        self._waiting_rows = 0
+
+    @property
+    def rows(self) -> int:
+        return self._draft.rows
+
+    def write(self, text: str, rows: int = 1) -> None:
+        self._waiting.append(_encoded(text))
+        self._waiting_rows += rows
+        if sum(map(len, self._waiting)) >= PACKED_AT_ONCE:
+            self._pack()
+
+    def finish(self) -> None:
+        self._pack()  # also nothing at all, since an empty file cannot be unpacked
+        self._draft.finish()
+
+    def leave(self, on_kept: OnKept | None) -> None:
+        if self._waiting:
+            with suppress(OutputError):  # which was told already
+                self._pack()
+        self._draft.leave(on_kept)
+
+    def _pack(self) -> None:
+        data, rows = b"".join(self._waiting), self._waiting_rows
+        self._waiting, self._waiting_rows = [], 0
+        self._draft.write_bytes(packed(data, self._compression), rows)
+
+
 class _StandardOutput:
     """Rows to a stream, which cannot be taken back."""
 
@@ -180,7 +221,7 @@ class _StandardOutput:
     def write(self, text: str, rows: int = 1) -> None:
         try:
             with explained("standard output"):
-                self._file.write(text.encode("utf-8", "backslashreplace"))
+                self._file.write(_encoded(text))
                 self._file.flush()
         except BrokenPipeError:
             self._finished = True  # nobody is left who would want to know
@@ -197,6 +238,16 @@ class _StandardOutput:
     def leave(self, on_kept: OnKept | None) -> None:
         if self.rows and on_kept and not self._finished:
             on_kept(self.rows, "standard output")
+
+
+def _file(target: _Target) -> Output:
+    compression = compression_of(target.path.name)
+    draft = _Draft(target)
+    return draft if compression is None else _Packed(draft, compression)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")  # lone surrogates, which UTF-8 cannot hold
 
 
 def _standard_output(inputs: Sequence[FileId | None]) -> _StandardOutput:
@@ -298,8 +349,10 @@ def _took_place(partial: Path, name: Path) -> bool:
 def _names_for_rows(target: Path) -> Iterator[Path]:
     """Where rows of an unfinished run may go: the target, else beside it."""
     yield target
+    plain = Path(unpacked_name(target.name))
+    endings = plain.suffix[:20] + target.name[len(plain.name) :]
     for number in count(1):
-        ending = (".partial" if number == 1 else f".partial-{number}") + target.suffix[:20]
+        ending = (".partial" if number == 1 else f".partial-{number}") + endings
         room = LONGEST_NAME - len(os.fsencode(ending))
-        stem = os.fsencode(target.stem)[:room].decode("utf-8", "ignore")
+        stem = os.fsencode(plain.stem)[:room].decode("utf-8", "ignore")
         yield target.with_name(stem + ending)

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 
 from mlx_bucket.classify import Report
-from mlx_bucket.errors import RowError
+from mlx_bucket.errors import RowError, ErrorLimitError
 from mlx_bucket.jobs.journal import Journal
 from mlx_bucket.jobs.payloads import Kept
 from mlx_bucket.jobs.rows import Row, text_of
@@ -62,6 +62,14 @@ class Task(Protocol[Found]):
 
 
 @dataclass(frozen=True)
+class Faults:
+    """What becomes of rows that have an error: how many are borne, and a sink of their own."""
+
+    most: int | None = None
+    sink: Sink | None = None
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a run did, and where its time outside the engine went."""
 
@@ -82,19 +90,26 @@ def run_job(
     window: int,
     watch: Watch | None = None,
     journal: Journal | None = None,
+    faults: Faults | None = None,
 ) -> Outcome:
     """Do a task to the text in ``column`` of each row, and write the answers to ``sink``.
 
     If ``watch`` stops the run, the rows finished so far are written. ``sink`` is finished only when
     every row is in it, and then ``journal`` is, from which a run goes on that was cut off.
+
+    Raises:
+        InputError, OutputError: a file cannot be read or written.
+        ErrorLimitError: more rows have an error than ``faults`` bears; what is finished is written.
     """
-    job = _Job(task, column, sink, journal)
+    job = _Job(task, column, sink, journal, faults or Faults())
     for taken in job.timed(windows_of(rows, window)):
         if job.run(taken, watch or Watch()):
             break
     job.write_held()
     if not job.stopped:
         sink.finish()
+        if job.faults.sink is not None:
+            job.faults.sink.finish()
         if journal is not None:
             journal.finish()
     return Outcome(
@@ -105,11 +120,19 @@ def run_job(
 class _Job(Generic[Found]):
     """The running sums of a job, and the windows that are not written yet."""
 
-    def __init__(self, task: Task[Found], column: str, sink: Sink, journal: Journal | None) -> None:
-        self.task, self.column, self.sink, self.journal = task, column, sink, journal
+    def __init__(
+        self,
+        task: Task[Found],
+        column: str,
+        sink: Sink,
+        journal: Journal | None,
+        faults: Faults,
+    ) -> None:
+        self.task, self.column, self.sink = task, column, sink
+        self.journal, self.faults = journal, faults
         self.report = Report()
         self.read_seconds = self.write_seconds = 0.0
-        self.read = self.resumed = self.unfinished = 0
+        self.read = self.resumed = self.unfinished = self.errors = 0
         self.stopped = False
         self._held: list[tuple[Sequence[Row], Found]] = []
 
@@ -131,6 +154,8 @@ class _Job(Generic[Found]):
             return self.stopped
 
         texts = texts_of(rows, self.column)
+        faulty = [at for at, text in enumerate(texts) if isinstance(text, RowError)]
+        self._bear([self._placed(rows[at], texts[at]) for at in faulty])
         kept = self.journal.window(self.read, texts) if self.journal else Kept()
         self.read += len(rows)
         self.resumed += len(kept.known)
@@ -145,16 +170,37 @@ class _Job(Generic[Found]):
         started = perf_counter()
         held, self._held = self._held, []
         written = self.task.cells([found for _, found in held]) if held else []
+        errors = []
         for (rows, _), cells in zip(held, written, strict=True):
             for row, own in zip(rows, cells, strict=True):
                 if own is None:
                     self.unfinished += 1
+                elif own["error"] is None:
+                    self.sink.write(row, own)
                 else:
-                    self.sink.write(row, {**own, "error": self._placed(row, own["error"])})
+                    errors.append(self._placed(row, own["error"]))
+                    self._write_fault(row, {**own, "error": errors[-1]})
         self.write_seconds += perf_counter() - started
+        self._bear(errors)
+        self.errors += len(errors)
 
-    def _placed(self, row: Row, error: Cell) -> Cell:
-        return error and f"{row.where(self.column)}: {error}"
+    def _write_fault(self, row: Row, own: Cells) -> None:
+        self.sink.write(row, own)
+        if self.faults.sink is not None:
+            self.faults.sink.write(row, {"error": own["error"]})
+
+    def _bear(self, errors: Sequence[str]) -> None:
+        """Raise ``ErrorLimitError`` if these, with those before, are too many."""
+        if self.faults.most is None or self.errors + len(errors) <= self.faults.most:
+            return
+        most = f"at most {self.faults.most:,} rows may" if self.faults.most else "no row may"
+        raise ErrorLimitError(
+            f"{errors[self.faults.most - self.errors]} The run ends here, since {most} have an "
+            "error; mend the input, or allow more with --max-errors."
+        )
+
+    def _placed(self, row: Row, error: object) -> str:
+        return f"{row.where(self.column)}: {error}"
 
 
 def windows_of(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
