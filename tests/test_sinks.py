@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_bucket.errors import OutputError
+from mlx_bucket.jobs.cells import free_names
 from mlx_bucket.jobs.readers import open_reader
 from mlx_bucket.jobs.rows import Literal
-from mlx_bucket.jobs.sinks import free_names, open_sink
+from mlx_bucket.jobs.sinks import open_sink
 from tests.test_readers import TABLE, csv_bytes, unhurried
 
 ANSWERS = {"label": "refund", "probability": 0.123456789, "error": None}
@@ -23,7 +24,9 @@ ANSWERS = {"label": "refund", "probability": 0.123456789, "error": None}
 def opened(source, target, answers=ANSWERS, **options):
     with (
         closing(open_reader(str(source))) as reader,
-        open_sink(str(target), reader=reader, answer_columns=list(answers), **options) as sink,
+        open_sink(
+            str(target), reader=reader, answer_columns=dict.fromkeys(answers, "text"), **options
+        ) as sink,
     ):
         yield reader, sink
 

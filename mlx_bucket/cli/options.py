@@ -6,12 +6,13 @@ import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
 from mlx_bucket.cache import Quantisation
 from mlx_bucket.errors import InputError, UsageError
+from mlx_bucket.jobs.formats import Format
 from mlx_bucket.jobs.readers import Reader, open_reader, require_column
 from mlx_bucket.loading import load_model
 from mlx_bucket.planning import MOST
@@ -43,7 +44,7 @@ def _input_options(command: Command, *, required: bool) -> Command:
         click.option(
             "--format",
             "input_format",
-            type=click.Choice(["csv", "jsonl"]),
+            type=click.Choice(get_args(Format)),
             help="Format of FILE; by its ending if absent.",
         ),
         click.option(

@@ -24,6 +24,7 @@ from mlx_bucket.cli.options import open_input
 from mlx_bucket.cli.resume import check_resume, resumed
 from mlx_bucket.cli.summary import summary_lines
 from mlx_bucket.errors import RowError, UsageError
+from mlx_bucket.jobs.cells import Kind
 from mlx_bucket.jobs.journal import Journal
 from mlx_bucket.jobs.outputs import check_standard_output
 from mlx_bucket.jobs.readers import Reader
@@ -43,7 +44,7 @@ class RowCommand(Generic[Chosen]):
     """
 
     title: str
-    columns: Sequence[str]
+    columns: Mapping[str, Kind]
     inputs: Sequence[Path | None]
     load: Callable[[], Chosen]
     summary: Callable[[Chosen, Outcome, float], Mapping[str, Any]]
@@ -105,7 +106,7 @@ def _most_errors(given: Mapping[str, Any]) -> int | None:
 
 def _sink(
     path: str,
-    columns: Sequence[str],
+    columns: Mapping[str, Kind],
     reader: Reader,
     given: Mapping[str, Any],
     command: RowCommand[Any],
@@ -124,7 +125,7 @@ def _error_sink(
     reader: Reader, given: Mapping[str, Any], command: RowCommand[Any]
 ) -> AbstractContextManager[Sink | None]:
     path = given["errors_file"]
-    return nullcontext() if path is None else _sink(path, ["error"], reader, given, command)
+    return nullcontext() if path is None else _sink(path, {"error": "text"}, reader, given, command)
 
 
 def _say_renamed(sink: Sink) -> None:

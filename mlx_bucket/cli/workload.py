@@ -13,10 +13,10 @@ from pathlib import Path
 import click
 
 from mlx_bucket.errors import UsageError
+from mlx_bucket.jobs.cells import csv_line
 from mlx_bucket.jobs.formats import format_of, output_dialect
 from mlx_bucket.jobs.inputs import reading
 from mlx_bucket.jobs.outputs import open_output
-from mlx_bucket.jobs.sinks import csv_line
 from mlx_bucket.workload import EXTRACTION_SCHEMA, FIELDS, LABELS, Ticket, make_tickets
 
 COLUMNS = ("id", "body", "label")

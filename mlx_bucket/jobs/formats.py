@@ -11,13 +11,14 @@ from typing import Literal
 
 from mlx_bucket.jobs.compression import unpacked_name
 
-Format = Literal["csv", "jsonl"]
+Format = Literal["csv", "jsonl", "parquet"]
 ENDINGS: dict[str, Format] = {
     ".csv": "csv",
     ".tsv": "csv",
     ".txt": "csv",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".parquet": "parquet",
 }
 
 

@@ -7,8 +7,10 @@ system refuses, while opening or while reading, becomes an ``InputError`` that n
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +52,11 @@ def reading(name: str) -> Iterator[None]:
         ) from error
 
 
+def seekable(file: IO[bytes]) -> IO[bytes]:
+    """The file, or a copy of it if it can be read only once."""
+    return file if file.seekable() else _spooled(file)
+
+
 def file_id(file: IO[bytes] | Path) -> FileId | None:
     """What a regular file shares with no other, whatever its name; None for anything else."""
     try:
@@ -57,3 +64,15 @@ def file_id(file: IO[bytes] | Path) -> FileId | None:
     except (OSError, ValueError):  # it does not exist, or is a stream of our own
         return None
     return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
+def _spooled(file: IO[bytes]) -> IO[bytes]:
+    """A copy that can be read twice."""
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the reader
+    try:
+        shutil.copyfileobj(file, copy)
+        copy.seek(0)
+    except BaseException:
+        copy.close()
+        raise
+    return copy

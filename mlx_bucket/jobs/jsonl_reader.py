@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from typing import IO, Any
 
 from mlx_bucket.jobs.formats import Dialect, Format
-from mlx_bucket.jobs.inputs import file_id, reading
+from mlx_bucket.jobs.inputs import file_id, reading, seekable
 from mlx_bucket.jobs.rows import Literal, Row, Value
 
 MARK = b"\xef\xbb\xbf"
@@ -34,7 +32,7 @@ class JsonlReader:
         self.file_id = file_id(file)
         with reading(name):
             self._given = file
-            self._file = file if file.seekable() else _spooled(file)
+            self._file = seekable(file)
             self._start = self._file.tell()
         names: dict[str, None] = {}
         self.first_error: str | None = None
@@ -101,18 +99,6 @@ def _members(text: str) -> dict[str, Value]:
 def _after(text: str, position: int) -> int:
     between = BETWEEN.match(text, position)
     return between.end() if between else position
-
-
-def _spooled(file: IO[bytes]) -> IO[bytes]:
-    """A copy that can be read twice."""
-    copy = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the reader
-    try:
-        shutil.copyfileobj(file, copy)
-        copy.seek(0)
-    except BaseException:
-        copy.close()
-        raise
-    return copy
 
 
 def _refuse_constant(name: str) -> Any:

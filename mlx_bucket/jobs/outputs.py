@@ -41,6 +41,9 @@ class Output(Protocol):
     def write(self, text: str, rows: int = 1) -> None:
         """Write whole rows."""
 
+    def write_bytes(self, data: bytes, rows: int) -> None:
+        """The same of what is no text."""
+
     def finish(self) -> None:
         """Say that everything is written."""
 
@@ -130,7 +133,6 @@ class _Draft:
         self.write_bytes(_encoded(text), rows)
 
     def write_bytes(self, data: bytes, rows: int) -> None:
-        """Write whole rows in the form that they have in the file."""
         with explained(self._target.name):
             write_all(self._opened(), data)
         self._size += len(data)
@@ -189,7 +191,10 @@ class _Packed:
         return self._draft.rows
 
     def write(self, text: str, rows: int = 1) -> None:
-        self._waiting.append(_encoded(text))
+        self.write_bytes(_encoded(text), rows)
+
+    def write_bytes(self, data: bytes, rows: int) -> None:
+        self._waiting.append(data)
         self._waiting_rows += rows
         if sum(map(len, self._waiting)) >= PACKED_AT_ONCE:
             self._pack()
@@ -219,9 +224,12 @@ class _StandardOutput:
         self._finished = False
 
     def write(self, text: str, rows: int = 1) -> None:
+        self.write_bytes(_encoded(text), rows)
+
+    def write_bytes(self, data: bytes, rows: int) -> None:
         try:
             with explained("standard output"):
-                self._file.write(_encoded(text))
+                self._file.write(data)
                 self._file.flush()
         except BrokenPipeError:
             self._finished = True  # nobody is left who would want to know

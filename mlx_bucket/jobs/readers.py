@@ -1,4 +1,4 @@
-"""Reads rows from CSV and JSONL, streaming.
+"""Reads rows from CSV, JSONL and Parquet, streaming.
 
 A row that is broken by itself (a stray quote, a line that is no JSON object) becomes a row with an
 error; a file that cannot be read on is an ``InputError``. The invariant: no value is interpreted.
@@ -15,6 +15,7 @@ from mlx_bucket.jobs.csv_reader import CsvReader
 from mlx_bucket.jobs.formats import Dialect, Format, ending_of, format_of
 from mlx_bucket.jobs.inputs import FileId, open_input
 from mlx_bucket.jobs.jsonl_reader import JsonlReader
+from mlx_bucket.jobs.parquet import ParquetReader
 from mlx_bucket.jobs.rows import Row, shortened
 
 SHOWN_COLUMNS = 20  # of a file, in a message
@@ -62,12 +63,15 @@ def open_reader(
     name = "standard input" if path == "-" else path
     if form is None:
         raise UsageError(
-            f"The format of {name} is not known from its ending; add --format csv or jsonl."
+            f"The format of {name} is not known from its ending; add --format csv, jsonl or "
+            "parquet."
         )
     file = open_input(path)
     try:
         if form == "jsonl":
             return JsonlReader(name, file)
+        if form == "parquet":
+            return ParquetReader(name, file)
         return CsvReader(name, file, delimiter, encoding)
     except BaseException:
         file.close()

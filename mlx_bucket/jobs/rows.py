@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mlx_bucket.errors import RowError
 
@@ -27,8 +28,9 @@ Value = str | Literal | None
 class Row:
     """One row: its names and values in the file's order, and where it begins.
 
-    ``line`` is the physical line, counted from 1. ``raw`` is the JSON text of a JSONL row. A row
-    that the file breaks has an ``error``, and what could be read of it as values.
+    ``line`` is the physical line, counted from 1, or the row where ``unit`` says so. ``raw`` is
+    the JSON text of a JSONL row, ``origin`` the place of one of a Parquet file. A row that the file
+    breaks has an ``error``, and what could be read of it as values.
     """
 
     file: str
@@ -37,10 +39,12 @@ class Row:
     values: Sequence[Value]
     raw: str | None = None
     error: str | None = None
+    unit: str = "line"
+    origin: Any = None
 
     def where(self, column: str) -> str:
         """File, line and field, for a message."""
-        return f"{self.file}, line {self.line}, field {column!r}"
+        return f"{self.file}, {self.unit} {self.line}, field {column!r}"
 
 
 def text_of(row: Row, column: str) -> str:

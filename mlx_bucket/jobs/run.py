@@ -14,11 +14,12 @@ from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 
 from mlx_bucket.classify import Report
-from mlx_bucket.errors import RowError, ErrorLimitError
+from mlx_bucket.errors import ErrorLimitError, RowError
+from mlx_bucket.jobs.cells import Cell, Kind
 from mlx_bucket.jobs.journal import Journal
 from mlx_bucket.jobs.payloads import Kept
 from mlx_bucket.jobs.rows import Row, text_of
-from mlx_bucket.jobs.sinks import Cell, Sink
+from mlx_bucket.jobs.sinks import Sink
 from mlx_bucket.weights import LoadedModel
 
 Found = TypeVar("Found")  # what a task found out about a window
@@ -41,7 +42,7 @@ class Task(Protocol[Found]):
     """What is done to the texts of a file."""
 
     @property
-    def columns(self) -> Sequence[str]:
+    def columns(self) -> Mapping[str, Kind]:
         """The columns that stand behind the input's own; the last one is ``error``."""
 
     @property

@@ -1,4 +1,4 @@
-"""Writes rows with their answers, as CSV or JSONL.
+"""Writes rows with their answers, as CSV, JSONL or Parquet.
 
 In go the rows of a reader, each with its answers; out goes a file in the format of its ending, or
 that of the input. The invariant: a row keeps its own columns as they were, and no column or key is
@@ -7,34 +7,62 @@ written twice.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
+from mlx_bucket.errors import OutputError
+from mlx_bucket.jobs.cells import (
+    Cell,
+    Kind,
+    csv_field,
+    csv_line,
+    csv_text,
+    distinct_names,
+    free_names,
+    json_text,
+    rounded,
+)
+from mlx_bucket.jobs.compression import compression_of
 from mlx_bucket.jobs.formats import Dialect, Format, format_of, output_dialect
 from mlx_bucket.jobs.inputs import file_id
 from mlx_bucket.jobs.outputs import OnKept, Output, open_output
+from mlx_bucket.jobs.parquet import ParquetReader, ParquetSink
 from mlx_bucket.jobs.readers import Reader
-from mlx_bucket.jobs.rows import Literal, Row, Value
-
-Cell = str | float | bool | Literal | None
-DECIMALS = 6  # of probabilities and margins; float32 has no more to say. A Literal keeps its own
+from mlx_bucket.jobs.rows import Row, Value
 
 
-class Sink:
+class Sink(Protocol):
     """An open output. ``renamed`` maps answer columns that the input has to the names they got.
 
-    It is whole once ``finish`` is called; a CSV's header is written with its first row.
+    It is whole once ``finish`` is called.
     """
+
+    renamed: dict[str, str]
+
+    @property
+    def rows(self) -> int:
+        """How many rows are written."""
+
+    def write(self, row: Row, answers: Mapping[str, Cell]) -> None:
+        """Write a row with its answers."""
+
+    def finish(self) -> None:
+        """Say that every row is written."""
+
+    def leave(self) -> None:
+        """End an output that is not finished."""
+
+
+class TextSink:
+    """A sink of lines; a CSV's header is written with its first row."""
 
     def __init__(
         self,
         output: Output,
         reader: Reader,
-        answers: Sequence[str],
+        answers: Iterable[str],
         form: Format,
         dialect: Dialect,
     ) -> None:
@@ -54,7 +82,7 @@ class Sink:
 
     def write(self, row: Row, answers: Mapping[str, Cell]) -> None:
         """Write a row with its answers."""
-        cells = {name: _rounded(answers[wanted]) for wanted, name in self._names.items()}
+        cells = {name: rounded(answers[wanted]) for wanted, name in self._names.items()}
         line = self._csv(row, cells) if self._form == "csv" else self._json(row, cells)
         self._output.write(self._pending + line)
         self._pending = ""
@@ -65,20 +93,25 @@ class Sink:
             self._output.write(self._pending, rows=0)
         self._output.finish()
 
+    def leave(self) -> None:
+        """Nothing waits to be written."""
+
     def _csv(self, row: Row, cells: Mapping[str, Cell]) -> str:
         own: Sequence[Value] = row.values
         if row.names != self._columns:
             found = dict(zip(row.names, row.values, strict=True))
             own = [found.get(column) for column in self._columns]
-        return csv_line([*map(_field, own), *map(_cell, cells.values())], self._dialect)
+        return csv_line([*map(csv_field, own), *map(csv_text, cells.values())], self._dialect)
 
     def _json(self, row: Row, cells: Mapping[str, Cell]) -> str:
         """The row's own JSON text with the answers before its closing brace."""
-        answers = ", ".join(f"{_json(name)}: {_json(cell)}" for name, cell in cells.items())
+        answers = ", ".join(f"{json_text(name)}: {json_text(cell)}" for name, cell in cells.items())
         own = row.raw
         if own is None:
             names = self._keys if row.names == self._own else row.names
-            own = json.dumps(dict(zip(names, row.values, strict=True)), ensure_ascii=False)
+            members = zip(names, row.values, strict=True)
+            texts = (f"{json_text(name)}: {json_text(value)}" for name, value in members)
+            own = f"{{{', '.join(texts)}}}"
         inside = own[:-1].rstrip()
         return (inside + answers if inside == "{" else f"{inside}, {answers}") + "}\n"
 
@@ -88,7 +121,7 @@ def open_sink(
     path: str,
     *,
     reader: Reader,
-    answer_columns: Sequence[str],
+    answer_columns: Mapping[str, Kind],
     overwrite: bool = False,
     other_inputs: Sequence[Path | None] = (),
     on_kept: OnKept | None = None,
@@ -103,65 +136,26 @@ def open_sink(
     """
     inputs = [reader.file_id, *(file_id(other) for other in other_inputs if other is not None)]
     form = format_of(path) or reader.format
-    dialect = output_dialect(path, reader.name, reader.dialect)
+    if form == "parquet" and (path == "-" or compression_of(path)):
+        raise OutputError(
+            f"Parquet cannot be written to {path}, since it is no text and packed inside; give -o "
+            "a name that ends in .parquet, .csv or .jsonl."
+        )
     with open_output(path, overwrite=overwrite, inputs=inputs, on_kept=on_kept) as output:
-        yield Sink(output, reader, answer_columns, form, dialect)
+        sink = _sink(output, path, reader, answer_columns, form)
+        try:
+            yield sink
+        finally:
+            sink.leave()
 
 
-def free_names(wanted: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
-    """A name for each wanted column that no other column has: ``label``, else ``label_2`` ..."""
-    used = set(taken)
-    names: dict[str, str] = {}
-    for name in wanted:
-        names[name] = _free(name, used)
-        used.add(names[name])
-    return names
-
-
-def distinct_names(names: Sequence[str]) -> list[str]:
-    """The same names, each that stands again made different from all others."""
-    used, seen = set(names), set[str]()
-    distinct = []
-    for name in names:
-        free = _free(name, used) if name in seen else name
-        seen.add(name)
-        used.add(free)
-        distinct.append(free)
-    return distinct
-
-
-def csv_line(fields: Sequence[str], dialect: Dialect) -> str:
-    """One record as text, with its line end."""
-    # Only with this line end does the csv module quote both \r and \n on every Python version.
-    line = io.StringIO(newline="")
-    csv.writer(line, delimiter=dialect.delimiter, lineterminator="\r\n").writerow(fields)
-    return line.getvalue()[:-2] + dialect.terminator
-
-
-def _free(name: str, used: set[str]) -> str:
-    free, number = name, 1
-    while free in used:
-        number += 1
-        free = f"{name}_{number}"
-    return free
-
-
-def _rounded(cell: Cell) -> Cell:
-    return round(cell, DECIMALS) if isinstance(cell, float) else cell
-
-
-def _field(value: Value) -> str:
-    """A value as CSV text: null is empty, what is neither text nor null is JSON."""
-    if isinstance(value, Literal):
-        return value.text
-    return value or ""
-
-
-def _cell(cell: Cell) -> str:
-    if cell is None:
-        return ""
-    return cell if isinstance(cell, str) else _json(cell)
-
-
-def _json(cell: Cell) -> str:
-    return cell.text if isinstance(cell, Literal) else json.dumps(cell, ensure_ascii=False)
+def _sink(
+    output: Output, path: str, reader: Reader, answers: Mapping[str, Kind], form: Format
+) -> Sink:
+    if form == "parquet":
+        columns = distinct_names([*reader.columns, *reader.extra_columns])
+        schema = reader.schema if isinstance(reader, ParquetReader) else None
+        return ParquetSink(output, columns, answers, schema)
+    return TextSink(
+        output, reader, answers, form, output_dialect(path, reader.name, reader.dialect)
+    )

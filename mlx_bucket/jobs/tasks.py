@@ -18,6 +18,7 @@ from mlx_bucket.engine import Scores
 from mlx_bucket.errors import RowError, UsageError
 from mlx_bucket.extract import Extraction, Extractor
 from mlx_bucket.generate import Generator, Known, TextAnswer
+from mlx_bucket.jobs.cells import Cell, Kind
 from mlx_bucket.jobs.payloads import (
     Kept,
     answer_of_payload,
@@ -27,7 +28,6 @@ from mlx_bucket.jobs.payloads import (
 )
 from mlx_bucket.jobs.rows import Literal
 from mlx_bucket.jobs.run import Cells, Watch
-from mlx_bucket.jobs.sinks import Cell
 from mlx_bucket.planning import Bucket
 from mlx_bucket.schema import Column, flattened
 from mlx_bucket.weights import LoadedModel
@@ -35,37 +35,37 @@ from mlx_bucket.windows import Window
 from mlx_bucket.writing import Generated
 
 
-def classify_columns(options: Options, labels: Sequence[str]) -> list[str]:
+def classify_columns(options: Options, labels: Sequence[str]) -> dict[str, Kind]:
     """The columns of labels."""
-    columns = ["label", "probability", "margin"]
+    columns: dict[str, Kind] = {"label": "text", "probability": "number", "margin": "number"}
     if options.calibrate != "none":
-        columns += ["raw_label", "raw_probability"]
+        columns |= {"raw_label": "text", "raw_probability": "number"}
     if options.probabilities:
-        columns += [f"probability of {label}" for label in labels]
+        columns |= {f"probability of {label}": "number" for label in labels}
     if options.label_mass:
-        columns.append("label_mass")
+        columns["label_mass"] = "number"
     return _ended(columns, options.truncate)
 
 
-def generate_columns(truncate: bool) -> list[str]:
+def generate_columns(truncate: bool) -> dict[str, Kind]:
     """The columns of generated text."""
-    return _ended(["generated", "finish_reason", "tokens"], truncate)
+    return _ended({"generated": "text", "finish_reason": "text", "tokens": "count"}, truncate)
 
 
-def extract_columns(truncate: bool, flat: Sequence[Column] | None = None) -> list[str]:
+def extract_columns(truncate: bool, flat: Sequence[Column] | None = None) -> dict[str, Kind]:
     """The columns of extracted values: one for the whole, or the ``flat`` ones.
 
     Raises:
         UsageError: a flat one has the name of another column.
     """
-    own = _ended(["tokens"], truncate)
+    own = _ended({"tokens": "count"}, truncate)
     names = ["extracted"] if flat is None else [column.name for column in flat]
     if taken := next((name for name in names if name in own), None):
         raise UsageError(
             f"The schema has a property {taken!r}, which is the name of a column beside it; leave "
             "--flatten out, or rename the property."
         )
-    return [*names, *own]
+    return {**dict.fromkeys(names, "text"), **own}
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ClassifyTask:
         return self.classifier.loaded
 
     @property
-    def columns(self) -> list[str]:
+    def columns(self) -> dict[str, Kind]:
         return classify_columns(self.classifier.options, self.classifier.task.trie.names)
 
     @property
@@ -139,7 +139,7 @@ class GenerateTask:
         return self.maker.loaded
 
     @property
-    def columns(self) -> list[str]:
+    def columns(self) -> dict[str, Kind]:
         return generate_columns(self.maker.options.truncate)
 
     def run(
@@ -178,7 +178,7 @@ class ExtractTask:
         return self.maker.loaded
 
     @property
-    def columns(self) -> list[str]:
+    def columns(self) -> dict[str, Kind]:
         return extract_columns(self.maker.options.truncate, self.flat)
 
     def run(
@@ -224,8 +224,9 @@ def _kept_writing(window: Window, watch: Watch, kept: Kept) -> tuple[OnStep, Kno
     return on_step, {at: answer_of_payload(payload) for at, payload in payloads.items()}
 
 
-def _ended(columns: list[str], truncate: bool) -> list[str]:
-    return [*columns, *(["truncated"] if truncate else []), "error"]
+def _ended(columns: dict[str, Kind], truncate: bool) -> dict[str, Kind]:
+    cut: dict[str, Kind] = {"truncated": "flag"} if truncate else {}
+    return {**columns, **cut, "error": "text"}
 
 
 def _exact(cell: Cell) -> Cell:
