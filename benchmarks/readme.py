@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_bucket.bench.results import BenchResult, Measured, read_result
-from mlx_bucket.bench.tables import Column, markdown_table, percent
+from mlx_bucket.bench.tables import Column, forced_share, main_of, markdown_table, percent
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -27,6 +27,18 @@ SPEED = (
     Column("padding", "padding", lambda _, m: percent(m.padding_share)),
     Column("agreement", "agreement", lambda _, m: percent(m.agreement)),
     Column("its library's planned against it", "planned", lambda r, m: f"{_planned(r, m):.2f} x"),
+)
+WRITING = (
+    Column("library", "library", lambda _, m: m.backend.split()[0]),
+    Column("tokens forwarded", "forwarded", lambda _, m: f"{m.work.tokens_forwarded:,}"),
+    Column("padding", "padding", lambda _, m: percent(m.padding_share)),
+    Column("forced tokens", "forced", lambda _, m: percent(forced_share(m))),
+    Column("agreement", "agreement", lambda _, m: percent(m.agreement)),
+    Column(
+        "our best against it",
+        "ours",
+        lambda r, m: f"{main_of(r).rows_per_second / m.rows_per_second:.2f} x",
+    ),
 )
 
 
@@ -85,10 +97,79 @@ def planning() -> str:
     )
 
 
+def reliability() -> str:
+    """What a job withstands, row by row."""
+    found = _read("reliability")
+    lines = [
+        "| test | target | found |",
+        "|---|---|---|",
+        *(f"| {row['test']} | {row['target']} | {row['found']} |" for row in found["rows"]),
+    ]
+    return "\n".join([*lines, "", _where(found, "python -m benchmarks.reliability")])
+
+
+def written() -> str:
+    """Every comparison of what is written with the reference, in one row each."""
+    lines = [
+        "| model | format | texts | tokens at most | ways | answers that differ |",
+        "|---|---|---|---|---|---|",
+    ]
+    for path in sorted(RESULTS.glob("writing-*.json")):
+        found = _read(path.stem)
+        cells = found["cells"]
+        differing = sum(len(cell["differences"]) for cell in cells)
+        lines.append(
+            f"| `{found['model']}` | {found['backend'].split()[-1]} | {found['compared']} "
+            f"| {found['max_tokens']} | {len(cells)} | {differing} |"
+        )
+    return "\n".join([*lines, "", _where(found, "benchmarks/proof")])
+
+
+def writing() -> str:
+    """The ways to write, measured in turn, for each task."""
+    parts = []
+    for task in ("generate", "extract"):
+        result = read_result(RESULTS / f"bench-{task}.json")
+        parts += [f"`--task {task}`:", "", markdown_table(result, WRITING)]
+    found = {"date": result.date, "environment": result.environment}
+    return "\n".join([*parts, _where(found, "benchmarks/writing")])
+
+
+def certify() -> str:
+    """What --certify ran again, and what that changed."""
+    found = _read("certify")
+    lines = [
+        "| format | texts | run again in float32 | labels changed by it | equal to float32's |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {row['dtype']} | {found['rows']} | {row['reruns']} | {row['changed']} "
+            f"| {row['equal']} |"
+            for row in found["results"]
+        ),
+    ]
+    return "\n".join([*lines, "", _where(found, "benchmarks/certify.py")])
+
+
+def scale() -> str:
+    """What a text costs in a job that is ten times as long."""
+    found = _read("scale")
+    return (
+        f"Ten times the texts ({found['runs'][1]['rows']:,} for {found['runs'][0]['rows']:,}) are "
+        f"{found['prompt_tokens']:.1f} times the prompt tokens, and one of them costs "
+        f"{found['cost']:.2f} times as much; at most {found['largest_host_share']:.1%} of the time "
+        f"is spent outside the forward passes.\n\n{_where(found, 'benchmarks/scale.py')}"
+    )
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "accuracy": accuracy,
     "speed": speed,
     "proof": proof,
+    "certify": certify,
+    "scale": scale,
+    "written": written,
+    "writing": writing,
+    "reliability": reliability,
     "planning": planning,
 }
 

@@ -17,6 +17,13 @@ from mlx_bucket.device import Device
 from mlx_bucket.engine import make_scorer, run_plan, run_prefix
 from mlx_bucket.mlx_lm_loop import batch_generate
 
+# mlx-lm's loop as it comes and in its fairest form, and then ours.
+STRATEGIES = (
+    Strategy("batch_generate"),
+    Strategy("batch_generate", shared_prefix=True),
+    *OUR_STRATEGIES,
+)
+
 
 @dataclass(frozen=True)
 class MlxBackend:
@@ -32,9 +39,7 @@ class MlxBackend:
 
     @property
     def strategies(self) -> tuple[Strategy, ...]:
-        """mlx-lm's loop as it comes and in its fairest form, and then ours."""
-        loops = (Strategy("batch_generate", shared_prefix=shared) for shared in (False, True))
-        return (*loops, *OUR_STRATEGIES)
+        return STRATEGIES
 
     def run(self, job: Job, strategy: Strategy, on_bucket: OnBucket = lambda _: None) -> Run:
         """Score the job's rows; every label's log-probability unless the decision is greedy."""

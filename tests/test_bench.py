@@ -263,6 +263,13 @@ def test_a_wrong_choice_is_told_before_anything_runs(tiny_folder, options, code,
     assert said in done.stderr
 
 
+@pytest.mark.parametrize("backend", ["mlx", "torch"])
+def test_a_strategy_that_is_not_there_is_told_before_a_model_is_loaded(tmp_path, backend):
+    done = bench(tmp_path / "none", "--strategy", "quick", "--backend", backend)
+    assert done.exit_code == 2
+    assert "No strategy begins with 'quick'" in done.stderr
+
+
 def test_a_report_is_not_overwritten_unasked(tiny_folder, tmp_path):
     (tmp_path / "r.html").write_text("precious")
     done = bench(tiny_folder, "-o", str(tmp_path / "r.html"))

@@ -163,8 +163,10 @@ def test_the_command_measures_how_free_text_is_written(tiny_folder, tmp_path):
         ("torch", "generate 3"),
     ]
     assert {m.agreement for m in result.measured} == {1.0}
-    assert "6 strategies in 1 rounds over" in done.stderr
-    assert "answer tokens/s" in (tmp_path / "r.html").read_text()
+    assert "6 strategies in 1 round over" in done.stderr
+    page = (tmp_path / "r.html").read_text()
+    assert "answer tokens/s" in page
+    assert "Share of limit" not in page  # a column that only labels have
 
 
 def test_the_tickets_fields_are_extracted_and_scored(tmp_path):
@@ -198,6 +200,12 @@ def test_options_that_the_task_has_no_use_for_are_refused(tiny_folder, tmp_path,
     done = bench(tiny_folder, *(each.format(file=tmp_path / "in.jsonl") for each in options))
     assert done.exit_code == 2, done.output
     assert message in done.stderr
+
+
+def test_a_way_that_is_not_there_is_told_before_a_model_is_loaded(tmp_path):
+    done = bench(tmp_path / "none", "--task", "generate", "--strategy", "slots 4")
+    assert done.exit_code == 2
+    assert "No strategy begins with 'slots 4'; there are: batch_generate 3," in done.stderr
 
 
 class Lying:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import click
@@ -15,6 +15,7 @@ from mlx_bucket.cli.contest import (
     fitted,
     mlx_contestants,
     run_contest,
+    sized,
     tell,
     torch_contestants,
     workload_options,
@@ -24,6 +25,7 @@ from mlx_bucket.cli.subject import Subject, chosen_by_title, read_subject
 from mlx_bucket.cli.writing_contest import measure_written
 from mlx_bucket.cli.writing_subject import answer_options
 from mlx_bucket.errors import UsageError
+from mlx_bucket.mlx_backend import STRATEGIES
 
 
 @click.command()
@@ -57,9 +59,10 @@ def bench(**given: Any) -> None:
     if given["task"] != "classify":
         tell(measure_written(given), given)
         return
+    chosen = _chosen(given)
     subject = read_subject(given)
     checked = checked_by_reference(subject, given["probes"])
-    contestants = _contestants(subject, given, checked)
+    contestants = _contestants(subject, given, checked, chosen)
     tell(run_contest(subject, contestants, checked, given), given)
 
 
@@ -74,12 +77,22 @@ def _check_task(given: Mapping[str, Any]) -> None:
         raise UsageError(f"--task {task} has no labels; leave out --labels and --labels-file.")
 
 
+def _chosen(given: Mapping[str, Any]) -> set[str]:
+    """The titles of the chosen strategies, which can be wrong before anything has run."""
+    found = [*STRATEGIES] if "mlx" in given["backends"] else []
+    if "torch" in given["backends"]:
+        from mlx_bucket.reference.strategies import STRATEGIES as OF_TORCH
+
+        found += OF_TORCH
+    sizes = given["batch_sizes"]
+    return {each.title for each in chosen_by_title(sized(found, sizes), given["strategies"])}
+
+
 def _contestants(
-    subject: Subject, given: Mapping[str, Any], checked: Checked | None
+    subject: Subject, given: Mapping[str, Any], checked: Checked | None, chosen: Container[str]
 ) -> list[Contestant]:
     found = mlx_contestants(subject) if "mlx" in given["backends"] else []
     if "torch" in given["backends"]:
         found += torch_contestants(subject, checked)
     found = fitted(found, subject, given["batch_sizes"])
-    chosen = chosen_by_title([each.strategy for each in found], given["strategies"])
-    return [each for each in found if each.strategy in chosen]
+    return [each for each in found if each.strategy.title in chosen]

@@ -15,7 +15,7 @@ import numpy as np
 from mlx_bucket.backend import Backend, Job, Rates, Strategy
 from mlx_bucket.bench.measure import Checked, Contestant, Scale, measure, warm_up
 from mlx_bucket.bench.results import BenchResult, Measured, write_result
-from mlx_bucket.bench.tables import text_table
+from mlx_bucket.bench.tables import count, text_table
 from mlx_bucket.cli.subject import WORKLOAD, Subject, ask_reference
 from mlx_bucket.cli.writing_subject import WritingSubject
 from mlx_bucket.device import current_device, environment
@@ -188,19 +188,23 @@ def fitted(
 ) -> list[Contestant]:
     """The same at every batch size given, and with the planner's costs as measured here."""
     times = measured_times(subject.loaded.model, subject.loaded.entry.key, current_device())
-    sizes = sorted(set(batch_sizes))
     return [
         Contestant(
             each.backend,
-            replace(
-                each.strategy,
-                batch_size=size,
-                token_budget=subject.token_budget,
-                launch_cost=times.cost,
-            ),
+            replace(strategy, token_budget=subject.token_budget, launch_cost=times.cost),
         )
         for each in contestants
-        for size in (sizes if each.strategy.has_fixed_size else [each.strategy.batch_size])
+        for strategy in sized([each.strategy], batch_sizes)
+    ]
+
+
+def sized(strategies: Sequence[Strategy], batch_sizes: Sequence[int]) -> list[Strategy]:
+    """Those that have a fixed batch size at each of these, and the others as they are."""
+    sizes = sorted(set(batch_sizes))
+    return [
+        replace(each, batch_size=size)
+        for each in strategies
+        for size in (sizes if each.has_fixed_size else [each.batch_size])
     ]
 
 
@@ -230,8 +234,8 @@ def run_contest(
 def announced(guesses: Mapping[str, float], texts: int, rounds: int) -> Progress:
     """Tell how long the rounds of all strategies take; the bar that follows their runs."""
     click.echo(
-        f"{len(guesses)} strategies in {rounds} rounds over {texts:,} texts: about "
-        f"{_time(sum(guesses.values()) * rounds)}.",
+        f"{count(len(guesses), 'strategy', 'strategies')} in {count(rounds, 'round')} over "
+        f"{count(texts, 'text')}: about {_time(sum(guesses.values()) * rounds)}.",
         err=True,
     )
     return Progress("Measuring", len(guesses) * rounds, unit="runs")

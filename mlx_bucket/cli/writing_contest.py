@@ -39,9 +39,10 @@ def measure_written(given: Mapping[str, Any]) -> BenchResult:
         UsageError: options contradict each other, or no text has a prompt.
         MlxBucketError: PyTorch's answers on its device are not the reference's.
     """
+    ways = _chosen_ways(given)  # first, since they can be wrong at once
     subject = read_writing_subject(given)
     checked = _checked(subject, given["probes"])
-    contestants = _contestants(subject, given, checked)
+    contestants = _contestants(subject, ways, checked)
     job, gold = subject.job, subject.gold
     guesses = warm_up_writing(contestants, job)
     with announced(guesses, len(job.prompts), given["rounds"]) as progress:
@@ -68,25 +69,36 @@ def _checked(subject: WritingSubject, probes: int) -> CheckedAnswers | None:
     return CheckedAnswers(rows, ask_reference_to_write(subject.at(rows)))
 
 
-def _contestants(
-    subject: WritingSubject, given: Mapping[str, Any], checked: CheckedAnswers | None
-) -> list[WritingContestant]:
+def _chosen_ways(given: Mapping[str, Any]) -> list[Way]:
     """The chosen ways of mlx-lm, of ours, and of PyTorch."""
     sizes = sorted(set(given["batch_sizes"]))
-    found: list[tuple[Writer, Way]] = []
+    found: list[Way] = []
     if "mlx" in given["backends"]:
-        writer = _mlx_writer(subject)
         found += [
-            (writer, Way(name, size, shared))
+            Way(name, size, shared)
             for name in ("batch_generate", "slots")
             for shared in (False, True)
             for size in sizes
         ]
     if "torch" in given["backends"]:
+        found += [Way("generate", size) for size in sorted({1, *sizes})]
+    return chosen_by_title(found, given["strategies"])
+
+
+def _contestants(
+    subject: WritingSubject, ways: Sequence[Way], checked: CheckedAnswers | None
+) -> list[WritingContestant]:
+    """Each way with its writer; a library without a way is not loaded."""
+    of_torch = [way for way in ways if way.name == "generate"]
+    ours = [way for way in ways if way not in of_torch]
+    found: list[tuple[Writer, Way]] = []
+    if ours:
+        writer = _mlx_writer(subject)
+        found += [(writer, way) for way in ours]
+    if of_torch:
         torch = _torch_writer(subject, checked)
-        found += [(torch, Way("generate", size)) for size in sorted({1, *sizes})]
-    chosen = chosen_by_title([way for _, way in found], given["strategies"])
-    return [WritingContestant(writer, way) for writer, way in found if way in chosen]
+        found += [(torch, way) for way in of_torch]
+    return [WritingContestant(writer, way) for writer, way in found]
 
 
 def _mlx_writer(subject: WritingSubject) -> MlxWriter:
