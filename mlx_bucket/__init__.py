@@ -6,7 +6,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from mlx_bucket import blas
+from mlx_bucket import allocator, blas
 
 if TYPE_CHECKING:
     from mlx_bucket.classify import Classifier, Options
@@ -32,6 +32,7 @@ HOMES = {
 }
 
 blas.preload()
+allocator.keep_freed_memory()
 # Transformers serves us tokenizers and configs; it need not say that it has no torch for more.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 

@@ -31,7 +31,7 @@ from mlx_bucket.slots import Slots
 from mlx_bucket.writing import Finish, Generated
 
 BROKEN = -1  # stands for a token where the model gave a number that is not finite
-KEPT_SLOTS = 0.75  # with fewer of them taken and no row waiting, the others are given up
+KEPT_SLOTS = 0.75  # with fewer of them taken, the others do not run, and are at last given up
 
 
 @dataclass(frozen=True)
@@ -252,10 +252,27 @@ class _Loop:
             tokens, _ = padded([np.array(row.unread, np.int32) for row in rows], width)
             for row in rows:
                 row.unread = []
-        caches = self._slots.begin(slots, needs, width)
-        hidden = self.decoder.model.model(tokens, cache=caches)
-        self.work += Work(1, tokens.size, step_tokens=tokens.size, head_rows=len(rows))
+        if KEPT_SLOTS * len(self._rows) <= len(slots) < len(self._rows):
+            hidden = self._run_all(tokens, slots, needs)
+        else:
+            hidden = self._run(tokens, slots, needs)
+        self.work += Work(head_rows=len(rows))
         return last_hidden(hidden, needs.astype(np.int32))
+
+    def _run_all(self, tokens: mx.array, slots: Ints, needs: Ints) -> mx.array:
+        """Let the other slots run idle beside these, since to take these out would copy them."""
+        every, index = np.arange(len(self._rows)), mx.array(slots)
+        beside = mx.zeros((len(every), tokens.shape[1]), tokens.dtype)
+        beside[index] = tokens
+        wanted = np.zeros(len(every), np.int64)
+        wanted[slots] = needs
+        return self._run(beside, every, wanted)[index]
+
+    def _run(self, tokens: mx.array, slots: Ints, needs: Ints) -> mx.array:
+        caches = self._slots.begin(slots, needs, tokens.shape[1])
+        self.work += Work(1, tokens.size, step_tokens=tokens.size)
+        hidden: mx.array = self.decoder.model.model(tokens, cache=caches)
+        return hidden
 
     def _draw(self, rows: list[_Row], slots: Ints, last: mx.array) -> _Drawn:
         """Choose a token for each row; the device computes while the masks are filled."""

@@ -52,9 +52,9 @@ class SlotCache:
         step = self._now
         for held, new in ((self.layer.keys, keys), (self.layer.values, values)):
             held[step.index, :, step.places] = new.swapaxes(1, 2)
-        seen = LayerKV(self.layer.keys[:, :, : step.width], self.layer.values[:, :, : step.width])
-        seen = seen if step.slots is None else seen.rows(step.slots)
-        return seen.keys, seen.values
+        # Rows first: to take them out of a slice is slow, since its rows do not lie side by side.
+        seen = self.layer if step.slots is None else self.layer.rows(step.slots)
+        return seen.keys[:, :, : step.width], seen.values[:, :, : step.width]
 
     def make_mask(self, tokens: int, **_: Any) -> mx.array:  # noqa: ARG002
         return self._now.mask
@@ -92,13 +92,14 @@ class Slots:
     def begin(self, slots: Ints, tokens: Ints, longest: int) -> list[SlotCache]:
         """The caches for a forward pass of ``tokens`` ``(rows,)`` more tokens in some slots.
 
-        ``longest`` is the width of the pass; the rows' lengths grow at once.
+        ``longest`` is the width of the pass; the rows' lengths grow at once. A slot may be among
+        them without a token, so that no slot has to be taken out of the others.
         """
         starts = self.before + self.lengths[slots]
         column = np.arange(longest)
         nowhere = self.before + self.room
         places = np.where(column < tokens[:, None], starts[:, None] + column, nowhere)
-        width = int((starts + tokens).max())
+        width = int((starts + tokens)[tokens > 0].max())
         visible = np.arange(width) <= starts[:, None, None] + column[:, None]
         every = len(slots) == len(self) and bool((slots == np.arange(len(self))).all())
         step = Step(

@@ -12,9 +12,11 @@ import pytest
 from mlx_bucket import constraints, decoding
 from mlx_bucket.backend import Work
 from mlx_bucket.constraints import Vocabulary, constraint_vocabulary, json_grammar, regex_grammar
-from mlx_bucket.decoding import Decoder, Sampling, decode, make_decoder
+from mlx_bucket.decoding import KEPT_SLOTS, Decoder, Sampling, decode, make_decoder
 from mlx_bucket.errors import UsageError
+from mlx_bucket.planning import Ints
 from mlx_bucket.prefix import PrefixCache, compute_prefix
+from mlx_bucket.slots import SlotCache, Slots
 from mlx_bucket.writing import Generated
 from tests.tiny_models import FAMILIES, tiny_model
 from tests.tiny_tokenizer import make_tokenizer
@@ -242,3 +244,22 @@ def test_a_constraint_that_gives_up_while_its_mask_is_filled_breaks_its_row(monk
 def test_sampling_that_cannot_be_is_refused(given, message):
     with pytest.raises(UsageError, match=message):
         Sampling(**given)
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_most_slots_run_all_together_so_that_none_is_copied(monkeypatch, bound):
+    words = vocabulary()
+    decoder = make_decoder(tiny_model("llama"), words.end_ids, Sampling(max_tokens=20), slots=8)
+    grammar, suffixes = regex_grammar(words, "[a-c]{2,9}"), random_suffixes(20)
+    shares: list[float] = []
+    begin = Slots.begin
+
+    def heard(self: Slots, slots: Ints, tokens: Ints, longest: int) -> list[SlotCache]:
+        shares.append(len(slots) / len(self))
+        return begin(self, slots, tokens, longest)
+
+    monkeypatch.setattr(Slots, "begin", heard)
+    bounds = [grammar.start() for _ in suffixes] if bound else None
+    decode(decoder, prefix_of(decoder), suffixes, bounds)
+    assert 1.0 in shares
+    assert all(share == 1 or share < KEPT_SLOTS for share in shares)

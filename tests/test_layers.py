@@ -13,6 +13,7 @@ import mlx_bucket
 
 PACKAGE = Path(__file__).parent.parent / "mlx_bucket"
 ORDER = [
+    "allocator",
     "blas",
     "errors",
     "peak",
